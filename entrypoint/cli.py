@@ -27,7 +27,7 @@ from muster.config_file import config_of, with_file
 from muster.entrypoint import environment, show
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.launch import frameworks, start
-from muster.entrypoint.launch.program import Additions, Program
+from muster.entrypoint.launch.program import Additions, Program, without_launcher
 from muster.entrypoint.options import (
     EnvOptions,
     JobOptions,
@@ -41,6 +41,7 @@ from muster.errors import MusterError, explaining, one_line
 from muster.help import NAMES as HELP_NAMES
 from muster.help import Command
 from muster.paths import installed
+from muster.units import plural
 
 SETTINGS: dict[str, Any] = {
     # torchrun takes --nproc_per_node as well as --nproc-per-node; so do we.
@@ -133,12 +134,17 @@ def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callab
     )
 
 
-def _check(words: Sequence[str]) -> None:
-    """Ends this process as the command `words` would end itself, if it is one of ours that can't be parsed."""
+def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
+    """Ends this process as the command `words` would end itself, if it is one of ours that can't be parsed.
+
+    Raises:
+        MusterError: it would do nothing in a job of `num_nodes` at `site`, or can't run in one.
+    """
     typed = normalise(words[1:])
     is_here = _is_here(config_of(typed))
 
-    def check(strategy: str, _: LaunchOptions, training: Options, __: ConfigFile) -> None:
+    def check(strategy: str, launch: LaunchOptions, training: Options, _: ConfigFile) -> None:
+        _check_nodes(launch, words, site, num_nodes)
         # The arguments of a job come after these: --data may be among them.
         is_open = training.data == Options.data
         if is_here:
@@ -158,9 +164,29 @@ def _check(words: Sequence[str]) -> None:
         callback: Any = each.callback  # what is parsed starts nothing
         each.callback = wraps(callback)(lambda **_: None)  # pyright: ignore
     # The script of `muster run` may be among the arguments of a job, which come after these.
-    is_open = typed[0] == "run" and from_argv(words[2:], *RUN, rest=[]) is not None
-    if not is_open and typed[0] not in {group.name for group in app.registered_groups}:
+    of_run = from_argv(words[2:], *RUN, rest=[]) if typed[0] == "run" else None
+    if of_run:
+        _check_nodes(of_run[2].decided(of_run[0]), words, site, num_nodes)
+    elif typed[0] not in {group.name for group in app.registered_groups}:
         _run(app, "muster", list(words[1:]))
+
+
+def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, num_nodes: int) -> None:
+    """Refuses options of a launch that would be refused on the nodes of the job `words` is for."""
+    low, high = launch.min_nodes, launch.num_nodes
+    is_fewer = low is not None and high is not None and low <= num_nodes < high
+    if high not in (None, num_nodes) and not is_fewer:
+        raise MusterError(
+            f"--nnodes says {launch.nnodes}, and this job has {plural(num_nodes, 'node')}",
+            seen=shlex.join(words),
+            fix=f"muster job {shlex.quote(site)} --nodes {high} -- {shlex.join(words)}",
+        )
+    if launch.node_rank is not None and num_nodes > 1:
+        raise MusterError(
+            f"--node-rank is that of one node, and this job runs the command on each of {num_nodes}",
+            seen=shlex.join(words),
+            fix="leave --node-rank out: each node finds its own",
+        )
 
 
 def _is_here(config: str | None) -> bool:
@@ -266,6 +292,9 @@ def _commands() -> typer.Typer:
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:
+    given = [
+        word for word in sys.argv[2 : len(sys.argv) - len(script)] if word not in ("-m", "--module", "--no-python")
+    ]
     if re.fullmatch(r"python(3(\.\d+)?)?", script[0]) and how.framework == "torch" and not how.no_python:
         # As it is typed after mpirun and srun: python, its -u, perhaps -m.
         script = script[2 if script[1:2] == ["-u"] else 1 :]
@@ -274,6 +303,13 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         if not script or script[0].startswith("-"):
             fix = shlex.join(["muster", "run", "--no-python", *sys.argv[2:]]) if script else "muster run SCRIPT.py"
             raise MusterError("no script after python", seen=shlex.join(["muster", *sys.argv[1:]]), fix=fix)
+    own = without_launcher(["python", "-m", *script] if how.module else script)
+    if own is not None and how.framework == "torch":
+        raise MusterError(
+            "a launcher in each rank would start a world of its own there: muster run stands in its place",
+            seen=shlex.join(["muster", *sys.argv[1:]]),
+            fix=shlex.join(["muster", "run", *given, *(own or ["SCRIPT.py"])]),
+        )
     if how.module and how.no_python:
         raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
     kind = "module" if how.module else "program" if how.no_python else "script"
@@ -355,7 +391,7 @@ def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
         print_list()
         return
     if command:
-        _check(command)
+        _check(command, site, options.nodes)
     wanted = Wanted(**vars(options), command=tuple(command or COMMAND))
     print(making.make(site, wanted), end="")
 

@@ -34,7 +34,7 @@ VARIABLES = (
 PREFIXES = ("LWS_", "PET_", "VC_", "VK_")
 
 FIX = "on each pod: {start} --nnodes PODS --node-rank INDEX --master-addr HOST{rest}"
-FIX_MPI = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node {command}"
+FIX_MPI = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node --bind-to none {command}"
 
 _HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
 # By which an author tells the number of pods, where WORLD_SIZE counts processes.

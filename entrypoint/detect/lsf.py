@@ -15,6 +15,7 @@ Which of the two it was is not told, so that only where each host has one slot t
 
 Source: https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-set-job-execution
 Source: https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=jsm-jsrun
+Source: https://github.com/olcf/hands-on-with-summit/tree/master/challenges/jsrun_Job_Launcher (--bind)
 Source: https://lightning.ai/docs/fabric/stable/_modules/lightning/fabric/plugins/environments/lsf.html
 Source: https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=reference-blaunch
 Source: https://github.com/openpmix/prrte/tree/master/src/mca/ess/lsf (the count from 1)
@@ -39,7 +40,7 @@ PREFIXES = ("LSB_", "LSF_", "JSM_")
 PARENT = re.compile(r"^(sbatchd|res)$")
 
 FIX_JOB = "start from a fresh job: `bsub < SCRIPT`, without setting LSB_ variables by hand"
-FIX_JSRUN = "start the command by jsrun itself: `jsrun --rs_per_host=1 --tasks_per_rs=1 ... {command}`"
+FIX_JSRUN = "start the command by jsrun itself: `jsrun --rs_per_host=1 --tasks_per_rs=1 --bind=rs ... {command}`"
 FIX_BLAUNCH = "submit with one slot a host: `bsub -n NODES -R 'span[ptile=1]'`, in the job script: `blaunch {command}`"
 
 
@@ -96,7 +97,8 @@ def _launch(slots: dict[str, int]) -> str:
     counts = tuple(slots.values())
     if _has_launch_node(counts):
         sets = f"--nrs={len(slots) - 1} --rs_per_host=1 --tasks_per_rs=1 --cpu_per_rs=ALL_CPUS --gpu_per_rs=ALL_GPUS"
-        return f"jsrun {sets} {{command}}"
+        # By default jsrun binds a task to one core of its set.
+        return f"jsrun {sets} --bind=rs {{command}}"
     if not slots or max(counts) == 1:
         return "blaunch {command}"
     # Without -z blaunch starts a task for each slot. Its tasks are counted from 1.

@@ -84,9 +84,9 @@ def _launch(env: Environment, num_nodes: int | str) -> str:
     # Debian's /usr/bin/mpiexec leads by /etc/alternatives to orterun; Open MPI 5 calls it prterun.
     if path is None or not re.search("openmpi|orterun|prterun", str(Path(path).resolve())):
         return f"mpiexec -n {num_nodes} -ppn 1 {{command}}"
-    # To another node it takes only those variables that it is given.
+    # To another node it takes only those variables that it is given. By default it binds a process to one core.
     carried = " ".join(f"-x {name}" for name in ("PATH", "PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"))
-    return f"mpiexec -n {num_nodes} --hostfile $PBS_NODEFILE --map-by ppr:1:node {carried} {{command}}"
+    return f"mpiexec -n {num_nodes} --hostfile $PBS_NODEFILE --map-by ppr:1:node --bind-to none {carried} {{command}}"
 
 
 def _slots(read: Reader) -> dict[str, int]:

@@ -10,6 +10,7 @@ from muster.config import IN_ONE_PROCESS, STRATEGIES
 from muster.entrypoint import show
 from muster.entrypoint.detect import families
 from muster.entrypoint.jobs import quoting
+from muster.entrypoint.launch.program import without_launcher
 from muster.entrypoint.options import JobOptions
 from muster.entrypoint.sites.schema import STATUS, Context, Site, resolve, value_of
 from muster.errors import MusterError
@@ -84,11 +85,15 @@ def check(site: str, wanted: Wanted) -> None:
     if not wanted.command[0] or wanted.command[0].startswith("-"):
         fix = f"muster job {shlex.quote(site)} -- {shlex.join([*COMMAND, *filter(None, wanted.command)])}"
         raise MusterError("a job's command begins with a program", seen=shlex.join(wanted.command), fix=fix)
+    program, *others = wanted.command
+    if not others and re.match(r"(train|muster|torchrun|python[0-9.]*)\s", program):
+        fix = f"muster job {shlex.quote(site)} -- {program}"
+        raise MusterError("a command in quotes is one word, and no program", seen=shlex.join(wanted.command), fix=fix)
     if wanted.nodes > 1 and wanted.is_training and wanted.command[1] in IN_ONE_PROCESS:
         fix = f"muster job {shlex.quote(site)} --nodes 1 -- {shlex.join(wanted.command)}"
         wrong = f"{wanted.command[1]} is one process, and this job has {wanted.nodes} nodes"
         raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
-    words = list(wanted.command)
+    words = without_launcher(wanted.command) or list(wanted.command)
     while words and re.fullmatch(r"(.*/)?(torchrun|python[0-9.]*)|-u", words[0]):
         words.pop(0)
     if wanted.nodes > 1 and words and (len(words) < len(wanted.command) or words[0].endswith(".py")):

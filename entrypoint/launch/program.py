@@ -1,10 +1,12 @@
 """What runs in each rank, what the parts of a launch add, and the process that this one becomes."""
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 
 from muster.errors import MusterError, explaining
@@ -34,6 +36,24 @@ class Program:
     def own_words(self) -> list[str]:
         """The whole command of one rank."""
         return list(self.words) if self.kind == "program" else [sys.executable, "-u", *self.agent_words()]
+
+
+def without_launcher(words: Sequence[str]) -> list[str] | None:
+    """The words of `muster run` that start what `words` start by another launcher; None where they begin with none.
+
+    Such a launcher takes itself for the only one: in each rank, or on each node, it starts a world of its own.
+    """
+    name, rest = words[0].rpartition("/")[2], list(words[1:])
+    if re.fullmatch(r"python(3(\.\d+)?)?", name):
+        rest = rest[1:] if rest[:1] == ["-u"] else rest
+        is_torchrun = rest[:1] == ["-m"] and rest[1:2] in (["torch.distributed.run"], ["torch.distributed.launch"])
+        return rest[2:] if is_torchrun else None
+    if name == "torchrun":
+        return rest
+    if name == "deepspeed" or (name == "accelerate" and rest[:1] == ["launch"]):
+        # Their options are not torchrun's.
+        return list(dropwhile(lambda word: not word.endswith(".py"), rest))
+    return None
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 MOST_RANKS_PER_CORE = 4
 """Ranks that may share a core without a note: on a laptop a few ranks try what a cluster does."""
 
+UNBOUND = {"openmpi": "mpirun --bind-to none", "jsrun": "jsrun --bind rs", "pals": "mpiexec --cpu-bind none"}
+"""What makes a launcher that binds a task to one core, unless told otherwise, leave that out."""
+
 MOST_NODES_TEXT = 100_000
 """The longest list of nodes that a program gets, in characters; a longer one is left out."""
 
@@ -274,8 +277,14 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
     if cores is None:
         return Additions()
     notes: list[str] = []
-    if cores == 1 and allocation.job_id is not None and env.is_live:
-        notes.append("this process has one core: its ranks and data workers share it; ask for more CPUs a task")
+    # A launcher may bind an agent, from which its ranks inherit it, to the threads of one core.
+    is_bound = cores == 1 or (allocation.mode == "agent" and cores < num_ranks)
+    if is_bound and allocation.job_id is not None and env.is_live:
+        has, it = ("one core", "it") if cores == 1 else (f"{cores} cores", "them")
+        unbound = f", or {UNBOUND[allocation.launcher]}" if allocation.launcher in UNBOUND else ""
+        notes.append(
+            f"this process has {has}: its ranks and data workers share {it}; ask for more CPUs a task{unbound}"
+        )
     num_cores = max(cores, cpus_on_node or 0)
     if num_ranks > MOST_RANKS_PER_CORE * num_cores:
         notes.append(

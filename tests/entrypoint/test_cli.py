@@ -748,6 +748,25 @@ def test_python_may_stand_before_the_script(command: Run, hello: Path, words: li
     assert answer.stdout.rstrip().endswith(f" --max-restarts=0 {end} x")
 
 
+@pytest.mark.parametrize(
+    ("words", "rest"),
+    [
+        (["torchrun", "--standalone", "hello.py", "x"], ["--standalone", "hello.py", "x"]),
+        (["--no-python", "/usr/bin/torchrun", "hello.py"], ["hello.py"]),
+        (["-m", "torch.distributed.run", "hello.py"], ["hello.py"]),
+        (["python3", "-u", "-m", "torch.distributed.launch", "hello.py"], ["hello.py"]),
+        (["--no-python", "accelerate", "launch", "--num_processes", "2", "hello.py", "x"], ["hello.py", "x"]),
+    ],
+)
+def test_another_launcher_in_each_rank_is_refused(command: Run, hello: Path, words: list[str], rest: list[str]) -> None:
+    """Each rank would be alone, in a world of its own."""
+    answer = command("muster", "run", "--nproc-per-node=2", *words, cwd=hello.parent)
+    assert answer.returncode == 2
+    fix = shlex.split(three_lines(answer.stderr)[2])
+    assert fix == ["muster", "run", "--nproc-per-node=2", *rest]
+    assert command("muster", "run", "--dry-run", *fix[2:], cwd=hello.parent).returncode == 0
+
+
 def test_an_option_of_pythons_is_told_the_way_that_takes_it(command: Run, hello: Path) -> None:
     for words in (["-O", str(hello)], ["-c", "print('a b')"]):
         answer = command("muster", "run", "--nproc-per-node=1", "python", *words)

@@ -113,9 +113,19 @@ def test_slurm_leaves_a_job_that_goes_on_with_fewer_nodes_to_them(words: list[st
     assert any(line.startswith("#SBATCH --nodes=2 --ntasks-per-node=1 --no-kill ") for line in lines) == is_kept
 
 
-@pytest.mark.parametrize("words", [["python", "hello.py"], ["hello.py"], ["torchrun", "hello.py"]])
-def test_a_script_that_would_run_on_each_node_by_itself_is_refused(words: list[str]) -> None:
-    assert "muster run hello.py" in refusal("derecho", "--nodes", "2", "--", *words)[2]
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python hello.py",
+        "hello.py",
+        "torchrun hello.py",
+        "python -m torch.distributed.run hello.py",
+        "accelerate launch --num_processes 8 hello.py",
+        "deepspeed hello.py",
+    ],
+)
+def test_a_script_that_would_run_on_each_node_by_itself_is_refused(words: str) -> None:
+    assert "muster run hello.py" in refusal("derecho", "--nodes", "2", "--", *words.split())[2]
     assert job("derecho", "--nodes", "2", "--", "muster", "run", "hello.py").returncode == 0
 
 
@@ -151,6 +161,12 @@ def test_a_refused_site() -> None:
         (["slurm", "--", "muster", "run", "--nproc-per-nod=4", "x.py"], "--nproc-per-node"),
         (["slurm", "--", "muster", "doctor", "--quik"], "--quick"),
         (["slurm", "--", "muster", "train", "ddp", "--epochs=3"], "fix: train ddp --epochs=3"),
+        (["slurm", "--", "train ddp --epochs 3"], "fix: muster job slurm -- train ddp --epochs 3"),
+        (["slurm", "--", "train", "ddp", "--nnodes=3"], "fix: muster job slurm --nodes 3 -- train ddp --nnodes=3"),
+        (["slurm", "--", "train", "ddp", "--nnodes", "3:4"], "--nodes 4 --"),
+        (["slurm", "--", "muster", "run", "--nnodes=1", "x.py"], "--nodes 1 -- muster run --nnodes=1 x.py"),
+        (["slurm", "--", "muster", "run", "--standalone", "x.py"], "--nodes 1 -- muster run --standalone x.py"),
+        (["slurm", "--", "muster", "run", "--nnodes=2", "--node-rank=0", "x.py"], "leave --node-rank out"),
     ],
 )
 def test_what_can_not_be(words: list[str], about: str) -> None:
@@ -165,7 +181,17 @@ def test_an_option_that_is_not_there_is_the_commands_only_where_there_may_be_one
         assert words[1].partition("=")[0] not in fix
 
 
-@pytest.mark.parametrize("words", ["run", "run x.py --help", "run -m a.b --version", "doctor --quick", "fabric check"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run",
+        "run --nnodes=2:3 x.py --nnodes=9",
+        "run x.py --help",
+        "run -m a.b --version",
+        "doctor --quick",
+        "fabric check",
+    ],
+)
 def test_a_command_that_can_be_is_not_run(words: str) -> None:
     command = f"muster {words}"
     assert command in job("slurm", "--", *command.split()).stdout

@@ -261,7 +261,7 @@ def test_jsrun_where_it_is_there(cluster: Cluster) -> None:
     done = cluster.run("lsf", text, LSB_MCPU_HOSTS="batch2 1 h1 42 h2 42", LSB_DJOB_RANKFILE="/etc/hostname")
     assert done.returncode == 0, done.stderr
     (words,) = cluster.words("jsrun")
-    before = "--nrs 2 --rs_per_host 1 --tasks_per_rs 1 --cpu_per_rs ALL_CPUS --gpu_per_rs ALL_GPUS"
+    before = "--nrs 2 --rs_per_host 1 --tasks_per_rs 1 --cpu_per_rs ALL_CPUS --gpu_per_rs ALL_GPUS --bind rs"
     assert " ".join(words[: words.index("apptainer")]) == before
     assert words[words.index("/etc/hostname") - 1] == "--bind"
 

@@ -590,7 +590,9 @@ def test_several_tasks_of_one_process_are_told_a_way_out_that_is_taken() -> None
     assert "in the job script, by itself: train single" in refusal.value.fix
 
 
-@pytest.mark.parametrize(("target", "words"), [("orterun", "--map-by ppr:1:node"), ("mpiexec.hydra", "-ppn 1")])
+@pytest.mark.parametrize(
+    ("target", "words"), [("orterun", "--map-by ppr:1:node --bind-to none"), ("mpiexec.hydra", "-ppn 1")]
+)
 def test_the_launch_line_is_in_the_words_of_the_mpiexec_that_is_here(tmp_path: Path, target: str, words: str) -> None:
     program = tmp_path / target
     program.touch(0o755)

@@ -412,6 +412,18 @@ def test_far_more_ranks_than_cores_are_told(ranks: int, cores: int, is_told: boo
     assert (f"{ranks} ranks on this node share {cores} core" in "\n".join(found.additions.notes)) == is_told
 
 
+@pytest.mark.parametrize(("cores", "ranks", "is_told"), [(1, 1, True), (2, 4, True), (4, 4, False)])
+def test_an_agent_bound_to_a_core_is_told_how_to_start_it_unbound(
+    monkeypatch: pytest.MonkeyPatch, cores: int, ranks: int, is_told: bool
+) -> None:
+    """As Open MPI binds one process a node, here to the two threads of a core."""
+    monkeypatch.setattr(resources, "cores", lambda *_: cores)
+    file = FOLDER.with_name("mpi_own") / "ompi_one_rank.node01.0.env"
+    env = replace(recording.load(file), is_live=True, host=None)
+    notes = "\n".join(planned(env, LaunchOptions(nproc_per_node=str(ranks), max_restarts=1)).additions.notes)
+    assert ("mpirun --bind-to none" in notes) == is_told
+
+
 @pytest.mark.parametrize("cores", [1, 6])
 def test_a_rank_for_each_core(cores: int) -> None:
     env = recorded("b_srun_N2_1per.node02.1", SLURM_CPUS_ON_NODE=str(cores), SLURM_JOB_CPUS_PER_NODE=f"{cores}(x2)")
