@@ -125,7 +125,8 @@ def compare(message: torch.Tensor, pattern: Pattern) -> tuple[int, float, str, i
         count += int(wrong.sum())
         if first is None:
             place = int(wrong.to(torch.uint8).argmax())
-            first = (start + place, float(expected[place]), f"{float(part[place]):g}")
+            # Nine digits tell all numbers of fp32 apart.
+            first = (start + place, float(expected[place]), f"{float(part[place]):.9g}")
     return None if first is None else (*first, count)
 
 

@@ -126,6 +126,10 @@ def test_the_first_wrong_element_is_told_across_blocks(monkeypatch):
     expected = float(message[130])
     message[130], message[131], message[999] = 0.5, float("nan"), -1.0
     assert collectives.compare(message, pattern) == (130, expected, "0.5", 3)
+    # One that is wrong by 1 is told as that.
+    collectives.fill(message, lambda index: index + 1_048_790)
+    message[0] += 1
+    assert collectives.compare(message, lambda index: index + 1_048_790) == (0, 1_048_790.0, "1048791", 1)
 
 
 def test_a_call_is_checked_in_buffers_that_hold_nothing_before():
