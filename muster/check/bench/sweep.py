@@ -64,9 +64,11 @@ def chosen_sizes(options: BenchOptions, backend: str) -> tuple[int, ...]:
     Raises:
         MusterError: one of them is no size, or the smallest is more than the largest.
     """
-    least, most = options.min_size, options.max_size or LARGEST[backend]
-    end = parse_size(most, "--max-size")
+    least, most = options.min_size, options.max_size
+    end = parse_size(most or LARGEST[backend], "--max-size")
     size = min(UNITS["K"], end) if least is None else parse_size(least, "--min-size")
+    if most is None:
+        end = max(end, size)
     if size > end:
         seen, fix = f"--min-size={least} --max-size={most}", f"--min-size={most}, or less"
         raise MusterError("the smallest message is larger than the largest", seen=seen, fix=fix)
