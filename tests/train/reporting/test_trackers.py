@@ -13,6 +13,7 @@ from muster.train.distributed.world import World
 from muster.train.health.preemption import Preempted
 from muster.train.reporting import trackers
 from muster.train.trainer import Trainer
+from tests.clusters.deadline import wait_for
 
 pytestmark = pytest.mark.once
 
@@ -80,11 +81,12 @@ def test_mlflow(tmp_path, monkeypatch):
 
 def test_wandb_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    # A process has one run: of a second one wandb may write nothing. This one goes on with another process's.
+    # As another process has left it, whose run this one goes on with.
     (tmp_path / "wandb.id").write_text("5f3a91c2")
     track("wandb", tmp_path, 20)
     (file,) = tmp_path.glob("wandb/offline-run-*-5f3a91c2/*.wandb")
-    assert file.read_bytes().count(b"steps/train_loss") >= 2
+    # wandb's own process writes it a moment after the run has ended here.
+    wait_for("wandb to write", lambda: file.read_bytes().count(b"steps/train_loss") >= 2, 60)
     assert (tmp_path / "wandb.id").read_text() == "5f3a91c2"
     assert not list(tmp_path.rglob("*.patch"))
 
