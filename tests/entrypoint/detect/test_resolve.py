@@ -46,7 +46,7 @@ def test_hosts_of_a_file_come_once_each_in_the_order_of_their_first_line() -> No
         ),
         (
             "KUBERNETES_SERVICE_HOST=1 K_MPI_JOB_ROLE=worker",
-            "mpirun -n PODS --map-by ppr:1:node muster run -m own 'a b'",
+            "mpirun -n PODS --map-by ppr:1:node --bind-to none muster run -m own 'a b'",
         ),
         ("FLUX_JOB_ID=f12", "flux run -N NODES -n NODES --exclusive muster run -m own 'a b'"),
         ("SLURM_JOB_ID=9 SLURM_STEP_ID=x", "srun ... muster run -m own 'a b'"),
