@@ -292,9 +292,15 @@ def _commands() -> typer.Typer:
 
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:
-    given = [
-        word for word in sys.argv[2 : len(sys.argv) - len(script)] if word not in ("-m", "--module", "--no-python")
-    ]
+    own = without_launcher(["python", "-m", *script] if how.module else script)
+    if own is not None and how.framework == "torch":
+        options_given = sys.argv[2 : len(sys.argv) - len(script)]
+        kept = [word for word in options_given if word not in ("-m", "--module", "--no-python")]
+        raise MusterError(
+            "a launcher in each rank would start a world of its own there: muster run stands in its place",
+            seen=shlex.join(["muster", *sys.argv[1:]]),
+            fix=shlex.join(["muster", "run", *kept, *(own or ["SCRIPT.py"])]),
+        )
     if re.fullmatch(r"python(3(\.\d+)?)?", script[0]) and how.framework == "torch" and not how.no_python:
         # As it is typed after mpirun and srun: python, its -u, perhaps -m.
         script = script[2 if script[1:2] == ["-u"] else 1 :]
@@ -303,13 +309,6 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         if not script or script[0].startswith("-"):
             fix = shlex.join(["muster", "run", "--no-python", *sys.argv[2:]]) if script else "muster run SCRIPT.py"
             raise MusterError("no script after python", seen=shlex.join(["muster", *sys.argv[1:]]), fix=fix)
-    own = without_launcher(["python", "-m", *script] if how.module else script)
-    if own is not None and how.framework == "torch":
-        raise MusterError(
-            "a launcher in each rank would start a world of its own there: muster run stands in its place",
-            seen=shlex.join(["muster", *sys.argv[1:]]),
-            fix=shlex.join(["muster", "run", *given, *(own or ["SCRIPT.py"])]),
-        )
     if how.module and how.no_python:
         raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
     kind = "module" if how.module else "program" if how.no_python else "script"

@@ -46,8 +46,9 @@ def without_launcher(words: Sequence[str]) -> list[str] | None:
     name, rest = words[0].rpartition("/")[2], list(words[1:])
     if re.fullmatch(r"python(3(\.\d+)?)?", name):
         rest = rest[1:] if rest[:1] == ["-u"] else rest
-        is_torchrun = rest[:1] == ["-m"] and rest[1:2] in (["torch.distributed.run"], ["torch.distributed.launch"])
-        return rest[2:] if is_torchrun else None
+        if rest[:1] == ["-m"]:
+            return rest[2:] if rest[1:2] in (["torch.distributed.run"], ["torch.distributed.launch"]) else None
+        return without_launcher(rest) if rest else None
     if name == "torchrun":
         return rest
     if name == "deepspeed" or (name == "accelerate" and rest[:1] == ["launch"]):

@@ -755,6 +755,7 @@ def test_python_may_stand_before_the_script(command: Run, hello: Path, words: li
         (["--no-python", "/usr/bin/torchrun", "hello.py"], ["hello.py"]),
         (["-m", "torch.distributed.run", "hello.py"], ["hello.py"]),
         (["python3", "-u", "-m", "torch.distributed.launch", "hello.py"], ["hello.py"]),
+        (["python", "/usr/bin/torchrun", "hello.py"], ["hello.py"]),
         (["--no-python", "accelerate", "launch", "--num_processes", "2", "hello.py", "x"], ["hello.py", "x"]),
     ],
 )
