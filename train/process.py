@@ -1,5 +1,6 @@
 """A trainer process from its first line to its exit code."""
 
+import json
 import os
 import traceback
 import warnings
@@ -9,6 +10,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from muster import interruption
+from muster.arguments import to_argv
 from muster.config import Options
 from muster.errors import ExitCode, MusterError, code_for_job
 from muster.train.checkpoint import run_directory
@@ -24,6 +26,9 @@ from muster.train.trainer import Trainer
 from muster.variables import LaunchVariable, RankReport
 
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
+
+OF_A_HOST = ("--data=", "--name=", "--resume=", "--runs-dir=", "--train-num-workers=", "--valid-num-workers=")
+"""Options that hosts may differ in: how many cores there are, and paths, as of a copy of the data on each host."""
 
 
 @dataclass
@@ -109,6 +114,7 @@ class Process:
 def meet(world: World, strategy: str, options: Options) -> World:
     """`world` with its devices and hosts, its process group started."""
     world = replace(world, hosts=tuple(world.gather(world.host)))
+    agree(world, lambda: check_same_options(world, strategy, options))
     if options.preflight:
         from muster.check.doctor.run import preflight  # here and not above: most runs do without
 
@@ -125,6 +131,24 @@ def meet(world: World, strategy: str, options: Options) -> World:
     world = replace(world, backend=backend if has_group else None, local_world_size=local_world_size)
     agree(world, lambda: open_group(world, has_powersgd=options.comm_hook == "powersgd"))
     return world
+
+
+def check_same_options(world: World, strategy: str, options: Options) -> None:
+    """Refuses ranks that were started with different options: replicas drift apart by a learning rate, unnoticed.
+
+    Raises:
+        MusterError: the rank that came first has others than this one.
+    """
+    here = [strategy, *(word for word in to_argv(options) if not word.startswith(OF_A_HOST))]
+    there = json.loads(world.store.compare_set("options", "", json.dumps(here)))
+    if here != there:
+        others = " ".join(word for word in there if word not in here) or "the default"
+        own = " ".join(word for word in here if word not in there) or "the default"
+        raise MusterError(
+            "the ranks were started with different options",
+            seen=f"elsewhere {others}, here {own}",
+            fix="give all ranks the same options; if these are different trainings, start each in a job of its own",
+        )
 
 
 def run_process(strategy: str, options: Options, guard: Guard) -> None:

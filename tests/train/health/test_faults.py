@@ -83,6 +83,25 @@ def test_a_folder_that_one_rank_does_not_see(train, tmp_path, make_images):
     assert_one_message(ended, 2, "does not exist", "rank 1 of 2")
 
 
+@pytest.mark.parametrize("option", ["--lr=0.5", "--seed=2", "--epochs=3"])
+def test_ranks_with_different_options_do_not_train_together(train, small, tmp_path, option):
+    only_on_one = f"import os, sys; sys.argv += [{option!r}] * (os.environ['RANK'] == '1')"
+    ended = train(["ddp", *small, f"--runs-dir={tmp_path}"], 2, deadline_s=DEADLINE_S, before=only_on_one)
+    assert_one_message(ended, 2, option)
+    assert not list(tmp_path.iterdir())
+
+
+def test_hosts_may_differ_in_paths_and_cores(train, tmp_path, make_images):
+    for rank in (0, 1):
+        make_images(tmp_path / f"images{rank}")
+    of_rank = (
+        "import os, sys; rank = os.environ['RANK']\n"
+        f"sys.argv += [f'--data=imagefolder:{tmp_path}/images{{rank}}', f'--train-num-workers={{rank}}']"
+    )
+    argv = ["ddp", "--image-size=32", "--batch-size=8", "--max-steps=1", f"--runs-dir={tmp_path / 'runs'}"]
+    train(argv, 2, deadline_s=DEADLINE_S, before=of_rank, ok=True)
+
+
 def test_a_sample_that_one_rank_can_not_read_ends_all(train, tmp_path, make_images):
     root = make_images(tmp_path / "images")
     (root / "cat" / "005.jpg").write_text("these are not pixels")
