@@ -190,6 +190,21 @@ def _is_below_broker(env: Environment) -> bool:
     return not env.is_live or any(name.startswith("flux-broker") for name in traces.ancestors())
 
 
+def is_task_of_hyperqueue(env: Environment) -> bool:
+    """Whether HyperQueue's worker started this process: the variables of the srun that started the worker are here.
+
+    srun inside such a task hands HQ_TASK_ID on: then its daemon is above this process, and no worker.
+
+    Source: https://it4innovations.github.io/hyperqueue/stable/deployment/worker/ (srun --overlap hq worker start)
+    """
+    if "HQ_TASK_ID" not in env:
+        return False
+    from muster.entrypoint.detect import traces
+
+    above = traces.ancestors() if env.is_live else []
+    return "hq" in above or traces.find("", "", above) is None
+
+
 def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]:
     """Which task of which launcher this process is, or None where nothing started it as one of several; and the losers.
 
@@ -204,6 +219,8 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
         reason = f"belongs to {family.name}, and this is a job of {job.scheduler}"
         if family.name != "flux" and _is_below_broker(env):
             is_foreign, reason = True, "started Flux, which started this process"
+        elif family.is_scheduler and is_task_of_hyperqueue(env):
+            is_foreign, reason = True, "started HyperQueue, which started this process"
         for launcher, detect in family.module.TASKS.items():
             found: Task | Rejected | None
             try:

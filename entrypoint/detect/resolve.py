@@ -253,10 +253,14 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
             fix=job.launch_one or f"on {job.hosts[0]}: {{command}}",
         )
     if job.num_nodes > 1:
+        fix = job.launch
+        if families.is_task_of_hyperqueue(env):
+            on_nodes = "srun --nodefile=$HQ_NODE_FILE --nodes=$HQ_NUM_NODES --ntasks-per-node=1"
+            fix = f"on this node alone: --nnodes 1; on each node of the task: {on_nodes} env -u HQ_TASK_ID {{command}}"
         raise MusterError(
             f"{job.scheduler} gave this job {job.num_nodes} nodes, but nothing started this process on each of them",
             seen=f"{job.sources['num_nodes']}, {job.sources['hosts']}, and no task of a launcher",
-            fix=job.launch,
+            fix=fix,
         )
     # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
     if job.hosts and env.host and not job.is_host_proved and hostlist.short(env.host) != hostlist.short(job.hosts[0]):

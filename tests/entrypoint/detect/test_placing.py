@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint import recording
-from muster.entrypoint.detect import traces
+from muster.entrypoint.detect import resolve, traces
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
@@ -224,6 +224,26 @@ def test_a_task_of_srun_that_merely_sees_an_instance_of_flux_is_no_shell_of_it(m
         detect(shell)
     monkeypatch.setattr(traces, "ancestors", lambda: ["slurmstepd", "systemd"])
     assert detect(shell).launcher == "srun"
+
+
+def test_tasks_of_hyperqueue_are_no_world_of_the_srun_that_started_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is another training, and all see the variables of their node's worker."""
+    of_worker = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
+    task = replace(changed(of_worker, HQ_JOB_ID="1", HQ_TASK_ID="0"), is_live=True)
+    monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "hq", "slurmstepd"])
+    with pytest.raises(MusterError, match="nothing started this process on each of them") as refusal:
+        detect(task)
+    assert "--nnodes 1" in refusal.value.fix
+    assert "srun --nodefile=$HQ_NODE_FILE" in refusal.value.fix
+    alone = resolve.resolve(task, LaunchOptions(nnodes="1"), ["train", "ddp"])
+    assert (alone.num_nodes, alone.hosts, alone.launcher) == (1, ("node02",), "local")
+    # In a task, srun starts what is its own.
+    monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "slurmstepd"])
+    assert (detect(task).launcher, detect(task).num_nodes) == ("srun", 2)
+    # A container that can't see what is above may be either.
+    monkeypatch.setattr(traces, "ancestors", lambda: ["tini"])
+    with pytest.raises(MusterError, match="nothing started this process on each of them"):
+        detect(task)
 
 
 def test_flux_in_turns_is_refused_by_all_its_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
