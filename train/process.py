@@ -27,7 +27,7 @@ from muster.variables import LaunchVariable, RankReport
 
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
 
-OF_A_HOST = ("--data=", "--name=", "--resume=", "--runs-dir=", "--train-num-workers=", "--valid-num-workers=")
+OF_A_HOST = ("--data=", "--resume=", "--runs-dir=", "--train-num-workers=", "--valid-num-workers=")
 """Options that hosts may differ in: how many cores there are, and paths, as of a copy of the data on each host."""
 
 

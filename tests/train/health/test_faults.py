@@ -83,7 +83,7 @@ def test_a_folder_that_one_rank_does_not_see(train, tmp_path, make_images):
     assert_one_message(ended, 2, "does not exist", "rank 1 of 2")
 
 
-@pytest.mark.parametrize("option", ["--lr=0.5", "--seed=2", "--epochs=3"])
+@pytest.mark.parametrize("option", ["--lr=0.5", "--seed=2", "--name=other"])
 def test_ranks_with_different_options_do_not_train_together(train, small, tmp_path, option):
     only_on_one = f"import os, sys; sys.argv += [{option!r}] * (os.environ['RANK'] == '1')"
     ended = train(["ddp", *small, f"--runs-dir={tmp_path}"], 2, deadline_s=DEADLINE_S, before=only_on_one)
