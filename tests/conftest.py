@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ class Report:
         # Open from now on: tests change who they are, and what they may write.
         self.file = path.open("a", buffering=1)
         self.seconds = 0.0
+        self.processors_s = 0.0
 
     def write(self, **record: Any) -> None:
         self.file.write(json.dumps(record) + "\n")
@@ -35,6 +37,7 @@ class Report:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.seconds = 0.0
+        self.processors_s = processors_s()
         self.write(starts=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -45,7 +48,14 @@ class Report:
                 text = report.longrepr[2].removeprefix("Skipped: ")
             elif report.failed:
                 text = "\n".join([text, *(f"--- {title}\n{content}" for title, content in report.sections)])
-            self.write(test=report.nodeid, outcome=report.outcome, seconds=round(self.seconds, 3), text=text)
+            seconds, own = round(self.seconds, 3), round(processors_s() - self.processors_s, 3)
+            self.write(test=report.nodeid, outcome=report.outcome, seconds=seconds, processors_s=own, text=text)
+
+
+def processors_s() -> float:
+    """Seconds of processors that this process has used, and those that it started and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def pytest_configure(config: pytest.Config) -> None:

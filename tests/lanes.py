@@ -312,7 +312,7 @@ def main() -> int:
     parser.add_argument("tier", choices=[*MARKS, "long"])
     # Tests wait for processes and deadlines: four lanes kept two cores busy for 71 % of the time. Five did so too.
     parser.add_argument("--jobs", type=int, default=(os.cpu_count() or 2) + 2, help="lanes at once")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave each lane's output, and its tests' seconds")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave each lane's output, and its tests' times")
     options = parser.parse_args()
     console = Console(highlight=False, markup=False, soft_wrap=True)
     with ExitStack() as stack:
