@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -115,31 +115,29 @@ def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:
     world.store.set(f"{turn}/{world.rank}", json.dumps(value))
     if world.main:
         keys = [f"{turn}/{rank}" for rank in range(world.world_size)]
-        absent, fault = _wait_for(keys, world)
+        absent = _wait_for(keys, world)
         values = [] if absent else [json.loads(text) for text in world.store.multi_get(keys)]
-        world.store.set(f"{turn}/all", json.dumps([absent, fault and asdict(fault), values if to_all else []]))
+        world.store.set(f"{turn}/all", json.dumps([absent, values if to_all else []]))
     else:
         world.wait([f"{turn}/all"])
-        absent, fault, values = json.loads(world.store.get(f"{turn}/all"))
-        fault = fault and faults.Fault(**fault)
+        absent, values = json.loads(world.store.get(f"{turn}/all"))
     if absent:
-        raise Absent(world, absent, fault)
+        raise Absent(world, absent, fault_in(world.store))
     return values
 
 
-def _wait_for(keys: Sequence[str], world: World) -> tuple[list[int], faults.Fault | None]:
-    """The ranks that have not set their key in time, and the fault, where an agent has published that a rank died."""
+def _wait_for(keys: Sequence[str], world: World) -> list[int]:
+    """The ranks that have not set their key in time, or before an agent has published that a rank died."""
     store: Any = world.store
     ends = time.monotonic() + world.timeout_s
     while True:
         try:
             store.wait(list(keys), timedelta(seconds=max(0.1, min(FAULT_POLL_S, ends - time.monotonic()))))
         except dist.DistError:
-            fault = fault_in(store)
-            if fault is not None or time.monotonic() >= ends:
-                return [rank for rank, key in enumerate(keys) if not store.check([key])], fault
+            if fault_in(store) is not None or time.monotonic() >= ends:
+                return [rank for rank, key in enumerate(keys) if not store.check([key])]
         else:
-            return [], None
+            return []
 
 
 def fault_in(store: Any) -> faults.Fault | None:
