@@ -94,7 +94,8 @@ class Trainer:
             config.check(self.name, options)
             self.strategy = parallel.load(self.name, world, options)
             compilation.check(options, world.device)
-            trackers.check(options.track if world.main else "none")
+            if world.main and options.track != "none":
+                trackers.check(options.track)
             time_limit, self.limit_notes = preemption.find(options.save_before, clock)
             self.grace = preemption.grace_period(os.environ, time_limit)
             return time_limit

@@ -130,7 +130,7 @@ TRACKERS = {
 
 def check(kind: str) -> None:
     """Raises MusterError where the package of the tracker `kind`, as `--track` has it, is not installed."""
-    if kind != "none" and find_spec(kind) is None:
+    if find_spec(kind) is None:
         raise _not_installed(kind, f"no module named {kind}")
 
 
