@@ -119,10 +119,7 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
     if has_host:
         if need.is_several and need.is_proved:
             _check_devices(finding, profile, places)
-        links = stage.links(plan)
-        folder = stage.folder_for(links, env)
-        if not need.is_dry:
-            stage.make(folder, links)
+        folder = stage.link(plan, env, is_dry=need.is_dry)
     settings = stage.settings(plan, env, need, folder)
     # The plugin first: what it lacks is what the user has to know.
     names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)

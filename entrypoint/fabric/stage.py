@@ -1,7 +1,7 @@
 """What the container gets of the host, and how: links in a folder of this user's own, or a container engine's options.
 
     make_plan        the closure of the fabric's libraries, variables, files and devices, as a FabricPlan
-    links, make      links to the libraries in a private folder
+    link             links to the libraries in a private folder
     settings         the variables that lead there, or to where `muster fabric binds` put the libraries
     engine_options   what brings the same into a container of apptainer, docker or podman, one by one
 
@@ -231,36 +231,29 @@ def _fits(name: str, value: str, plan: FabricPlan, need: Need) -> bool:
     return any(each.startswith(part) for each in interfaces for part in value.split(",") if part)
 
 
-def links(plan: FabricPlan) -> dict[str, str]:
-    """The links to a plan's libraries below the root that its finding tells: their targets by name."""
-    # A link's target is read from the link's own folder, and not from this one.
-    root = plan.finding.root.absolute()
-    return {each.soname: f"{root}{each.path}" for each in plan.injected}
+def link(plan: FabricPlan, env: Mapping[str, str], *, is_dry: bool = False) -> Path:
+    """The folder with links to a plan's libraries, named by them, in one that is this user's alone.
 
-
-def folder_for(links: Mapping[str, str], env: Mapping[str, str]) -> Path:
-    """The folder for `links`, named by them, in one that is this user's alone. Nothing is made yet.
-
-    Raises:
-        MusterError: there is no temporary folder.
-    """
-    content = "\0".join(f"{name}\0{target}" for name, target in sorted(links.items()))
-    digest = hashlib.sha256(os.fsencode(content)).hexdigest()[:16]
-    return temporary_folder(env) / f"muster-fabric-{os.getuid()}" / digest
-
-
-def make(folder: Path, links: Mapping[str, str]) -> None:
-    """Makes the folder with its links, as far as they are not there; all tasks of a node may do so at once.
+    It is made as far as it is not there, by all tasks of a node at once if need be; a dry run makes nothing.
 
     Raises:
         MusterError: it can't be made, or the folder that it is in is not this user's alone.
     """
+    # A link's target is read from the link's own folder, and not from this one.
+    root = plan.finding.root.absolute()
+    targets = {each.soname: f"{root}{each.path}" for each in plan.injected}
+    content = "\0".join(f"{name}\0{target}" for name, target in sorted(targets.items()))
+    digest = hashlib.sha256(os.fsencode(content)).hexdigest()[:16]
+    folder = temporary_folder(env) / f"muster-fabric-{os.getuid()}" / digest
+    if is_dry:
+        return folder
     Folder(folder.parent, FIX_FOLDER, is_private=True).make()
     with explaining("no folder can be made for links to the host's libraries", seen=folder, fix=FIX_FOLDER):
         folder.mkdir(exist_ok=True)
-        for name, target in links.items():
+        for name, target in targets.items():
             with suppress(FileExistsError):
                 (folder / name).symlink_to(target)
+    return folder
 
 
 def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) -> str:

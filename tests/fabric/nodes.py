@@ -99,20 +99,17 @@ def planned(root: Path, **changes: object) -> FabricPlan:
 
 @dataclass(frozen=True)
 class Staged:
-    """The folder that a launch takes for its links, and its settings."""
+    """The folder that a launch takes for its links, their names, and its settings."""
 
     folder: Path
-    links: Mapping[str, str]
+    links: list[str]
     settings: Additions
 
 
 def staged(plan: FabricPlan, env: Mapping[str, str], need: Need, *, is_dry: bool = False) -> Staged:
     """What a launch makes of a plan."""
-    links = stage.links(plan)
-    folder = stage.folder_for(links, env)
-    if not is_dry:
-        stage.make(folder, links)
-    return Staged(folder, links, stage.settings(plan, env, need, folder))
+    folder = stage.link(plan, env, is_dry=is_dry)
+    return Staged(folder, [each.soname for each in plan.injected], stage.settings(plan, env, need, folder))
 
 
 def loaded(path: Path) -> list[str]:

@@ -48,7 +48,7 @@ def test_the_loaders_own_words_are_shown(tmp_path: Path, temporary: dict[str, st
     found = staged(root, temporary)
     (Path(f"{root}{nodes.FOLDER}/libcxi.so.1.5.0")).unlink()
     with pytest.raises(MusterError) as refused:
-        proof.prove(found.folder, list(found.links), Image({**os.environ, **found.settings.variables}))
+        proof.prove(found.folder, found.links, Image({**os.environ, **found.settings.variables}))
     assert "libcxi.so.1: cannot open shared object file" in refused.value.seen
     assert "--fabric tcp" in refused.value.fix
 
@@ -89,11 +89,9 @@ import sys
 from pathlib import Path
 from muster.entrypoint.fabric import stage
 from tests.fabric import nodes
-links = stage.links(nodes.planned(Path(sys.argv[1])))
-folder = stage.folder_for(links, {"TMPDIR": sys.argv[2]})
+plan = nodes.planned(Path(sys.argv[1]))
 sys.stdin.readline()
-stage.make(folder, links)
-print(folder)
+print(stage.link(plan, {"TMPDIR": sys.argv[2]}))
 """
 
 
@@ -138,10 +136,11 @@ def test_links_that_somebody_cleaned_away_are_made_again(tmp_path: Path, tempora
 
 
 def test_a_name_that_is_taken_is_an_error(tmp_path: Path, temporary: dict[str, str]) -> None:
-    found = staged(tmp_path, temporary)
-    (found.folder.parent / "taken").touch()
+    folder = nodes.staged(nodes.planned(tmp_path), temporary, SEVERAL, is_dry=True).folder
+    folder.parent.mkdir(mode=0o700)
+    folder.touch()
     with pytest.raises(MusterError, match="no folder can be made"):
-        stage.make(found.folder.parent / "taken", found.links)
+        staged(tmp_path, temporary)
 
 
 @pytest.mark.parametrize("name", ["with:colon", "with blank", "with,comma", "with$ORIGIN"])
