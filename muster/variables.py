@@ -17,6 +17,7 @@ class LaunchVariable(StrEnum):
     """The nodes' names by node_rank, with commas."""
     SITE_FOUND = "MUSTER_SITE_FOUND"
     FABRIC_FOUND = "MUSTER_FABRIC_FOUND"
+    """The fabric's name, which a run's summary.json has."""
     LAUNCH = "MUSTER_LAUNCH"
     """An id of the launch, a dot, and the process id of the agent."""
     RANK_VARIABLES = "MUSTER_RANK_VARIABLES"

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from muster.entrypoint.fabric.stage import FabricPlan
     from muster.entrypoint.sites.schema import Fabric, Site
 
-FOUND = LaunchVariable.FABRIC_FOUND
-"""Hands the fabric's name on to the program; a run's summary.json has it."""
-
 MOUNT = "apptainer exec --bind /:/host:ro, docker run -v /:/host:ro"
 ANYWAY = "over TCP, at a fraction of the speed: --fabric tcp"
 
@@ -67,7 +64,7 @@ def inject(
     if not env.is_live:
         return Additions()
     if options.fabric == OFF:
-        return Additions({FOUND: OFF})
+        return Additions({LaunchVariable.FABRIC_FOUND: OFF})
     uses_nccl = bool(allocation.gpus_seen) and not (program.is_ours and "--device=cpu" in program.words)
     need = Need(allocation.num_nodes, uses_nccl, options.fabric, options.interface, options.dry_run)
     return for_need(need, {**env, **variables}, site, places)
@@ -182,7 +179,7 @@ def _additions(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
     if "NCCL_NET" in settings.variables:
         line += f"; NCCL_NET={settings.variables['NCCL_NET']}"
     notes = tuple(map(one_line, (line, *settings.notes, *plan.notes)))
-    return Additions({**settings.variables, FOUND: plan.finding.fabric}, notes)
+    return Additions({**settings.variables, LaunchVariable.FABRIC_FOUND: plan.finding.fabric}, notes)
 
 
 def _check_devices(finding: "Finding", profile: "Fabric", places: Places) -> None:

@@ -51,7 +51,7 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
     What decides on a site's fabric takes `.site` of this: its `extends`, `libraries` and `variables`.
 
     Raises:
-        MusterError: there is no such profile, it can't be used, or two match equally well.
+        MusterError: there is no such profile, one can't be read or used, or two match equally well.
     """
     if options.site == "off":
         return None
@@ -63,10 +63,11 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
         except MusterError as refusal:
             seen = why if refusal.seen == options.site else f"{why}: {refusal.seen}"
             raise MusterError(refusal.wrong, seen=seen, fix=refusal.fix) from None
-    found = matches(env, folder)
-    if not found:
+    found = {path.stem: evidence_for(path, env) for path in sorted(folder.glob("*.toml"))}
+    # The more tells that it is a site, the more specific that is.
+    most = max(map(len, found.values()), default=0)
+    if not most:
         return None
-    most = max(map(len, found.values()))
     best = {name: whys for name, whys in found.items() if len(whys) == most}
     if len(best) > 1:
         seen = "; ".join(f"{name}: {', '.join(whys)}" for name, whys in best.items())
@@ -87,16 +88,6 @@ def check(found: Recognised | None) -> None:
         wrong = f"this image does not run on {found.site.title}: {refused.value}"
         page = found.site.documentation or found.site.sources[refused.source].url
         raise MusterError(wrong, seen=found.why, fix=f"see {page}; where this is another place: --site off")
-
-
-def matches(env: Environment, folder: Path = SITES) -> dict[str, tuple[str, ...]]:
-    """The sites that `env` may be of, each with what told: the more, the more specific.
-
-    Raises:
-        MusterError: a profile can't be read.
-    """
-    found = {path.stem: evidence_for(path, env) for path in sorted(folder.glob("*.toml"))}
-    return {name: whys for name, whys in found.items() if whys}
 
 
 def evidence_for(path: Path, env: Environment) -> tuple[str, ...]:

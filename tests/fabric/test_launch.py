@@ -9,12 +9,14 @@ import pytest
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import Need, find, launch, stage
-from muster.entrypoint.fabric.launch import FOUND, Places
+from muster.entrypoint.fabric.launch import Places
 from muster.entrypoint.launch.program import Additions, Program
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
+from muster.variables import LaunchVariable
 from tests.fabric import nodes
 
+FOUND = LaunchVariable.FABRIC_FOUND
 SEVERAL = Need(num_nodes=2, uses_nccl=True)
 ONE, ON_CPU = Need(num_nodes=1, uses_nccl=True), Need(num_nodes=2, uses_nccl=False)
 NAMED = replace(ONE, wanted="slingshot")

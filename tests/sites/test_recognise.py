@@ -79,7 +79,7 @@ def test_no_recording_of_this_project_is_of_a_known_site(recordings: Path) -> No
     files = [path for path in recordings.rglob("*.env") if path.parent.name != "documented"]
     assert len(files) > 100
     for path in files:
-        assert recognise.matches(recording.load(path)) == {}, path
+        assert recognise.here(recording.load(path), LaunchOptions()) is None, path
 
 
 def test_all_of_its_variables_have_to_match(tmp_path: Path) -> None:
@@ -174,4 +174,4 @@ def test_a_profile_that_python_gives_up_on_is_told(tmp_path: Path, text: str) ->
     path = tmp_path / "site.toml"
     path.write_text(text)
     with pytest.raises(MusterError, match="a site's profile can't be read"):
-        recognise.matches(Environment({}, "host"), tmp_path)
+        recognise.here(Environment({}, "host"), LaunchOptions(), tmp_path)
