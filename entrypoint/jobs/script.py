@@ -131,11 +131,6 @@ def hours_and_minutes(seconds: int) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}"
 
 
-def warning_s(seconds: int) -> int:
-    """How many seconds before the limit a job is warned: a tenth of it, and 5 minutes at most."""
-    return min(300, seconds // 10)
-
-
 def new_templates(finalize: Callable[[Any], Any] | None = None, **filters: Callable[..., Any]) -> "Environment":
     """The templates, with these filters; `finalize` makes text of each value."""
     import jinja2
@@ -249,7 +244,8 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
         "cache_variables": "".join(f"{variable}$|" for variable in quoting.needs(caches)),
-        "warning_s": warning_s(wanted.time_s),
+        # How long before its limit a job is warned.
+        "warning_s": min(300, wanted.time_s // 10),
         # The last attempt of a training ends with another code than 75 by itself.
         "unless_last": "" if wanted.is_training else ' && [ "${MUSTER_ATTEMPT:-0}" -lt "$MUSTER_MAX_REQUEUES" ]',
     }

@@ -248,8 +248,14 @@ class Context:
 
     @classmethod
     def here(cls, num_nodes: int, is_live: bool = True, gpus: Path = GPUS) -> "Context":
-        """The context of a launch on `num_nodes`, with the GPU of this node where it may be asked."""
-        return cls(num_nodes, gpu_name(gpus) if is_live else None)
+        """The context of a launch on `num_nodes`, with this node's first GPU by its driver where that may be asked.
+
+        Source: https://download.nvidia.com/XFree86/Linux-x86_64/550.54.14/README/procinterface.html
+        """
+        for path in sorted(gpus.glob("*/information")) if is_live else ():
+            if match := re.search(r"^Model:\s*(.+?)\s*$", text_of(path), re.MULTILINE):
+                return cls(num_nodes, match[1])
+        return cls(num_nodes)
 
 
 def holds(when: When | None, context: Context) -> bool:
@@ -269,14 +275,3 @@ def value_of(fact: Fact[T] | None, context: Context) -> T | None:
 def resolve(facts: Mapping[str, Fact[str]], context: Context) -> dict[str, str]:
     """The values of those facts whose condition holds."""
     return {name: fact.value for name, fact in facts.items() if holds(fact.when, context)}
-
-
-def gpu_name(gpus: Path = GPUS) -> str | None:
-    """The model of this node's first GPU, as the kernel's driver tells it; None without one.
-
-    Source: https://download.nvidia.com/XFree86/Linux-x86_64/550.54.14/README/procinterface.html
-    """
-    for path in sorted(gpus.glob("*/information")):
-        if match := re.search(r"^Model:\s*(.+?)\s*$", text_of(path), re.MULTILINE):
-            return match[1]
-    return None

@@ -36,11 +36,12 @@ def test_what_the_profile_says_is_in_the_script(tmp_path: Path) -> None:
     for line in (
         "#SBATCH --nodes=3 --ntasks-per-node=1 --time=01:00:00",
         "#SBATCH --account=p1 --partition=gpu --cpus-per-task=48 --gpus-per-node=2 --mem=500G --opt=$(touch harm) x",
-        "#SBATCH --signal=USR1@300 --requeue",
+        "#SBATCH --signal=USR1@300 --requeue",  # a tenth of the time limit, and 5 minutes at most
         "module load a 'b;touch${IFS}harm'; module load 'sing$(touch harm)'",
     ):
         assert line in text.splitlines()
     assert """ '--flag=$(touch harm) '"'"'x'"'"'' --one""" in text
+    assert " --signal=USR1@60 " in making.make("slurm", Wanted(time="10m"))
     # On one node the condition of the flags does not hold.
     assert "--one" not in making.make(site(tmp_path, "slurm"), Wanted(nodes=1))
 

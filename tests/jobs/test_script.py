@@ -31,4 +31,3 @@ def test_formats() -> None:
     assert script.clock(216_001) == "60:00:01"
     # Never shorter than what was asked for.
     assert script.hours_and_minutes(3601) == "1:01"
-    assert (script.warning_s(600), script.warning_s(86_400)) == (60, 300)

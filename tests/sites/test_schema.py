@@ -59,12 +59,11 @@ def test_the_values_that_hold() -> None:
 
 
 def test_the_gpu_is_named_by_the_kernels_driver(tmp_path: Path) -> None:
-    assert schema.gpu_name(tmp_path / "none") is None
+    assert Context.here(3, gpus=tmp_path / "none").gpu is None
     folder = tmp_path / "0000:41:00.0"
     folder.mkdir()
     (folder / "information").write_text(
         "Model: \t\t NVIDIA A100-SXM4-40GB\nIRQ:   \t\t 152\nGPU UUID: \t GPU-5f1a\nDevice Minor: \t 0\n"
     )
-    assert schema.gpu_name(tmp_path) == "NVIDIA A100-SXM4-40GB"
     assert Context.here(3, gpus=tmp_path).gpu == "NVIDIA A100-SXM4-40GB"
     assert Context.here(3, is_live=False, gpus=tmp_path).gpu is None
