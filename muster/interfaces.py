@@ -1,6 +1,7 @@
 """This host's network interfaces: their addresses, and which of them leads to another host. No packet is sent."""
 
 import socket
+from collections.abc import Collection
 from ipaddress import ip_address
 
 import psutil
@@ -19,6 +20,18 @@ def own_addresses() -> dict[str, list[str]]:
         if addresses:
             found[name] = addresses
     return found
+
+
+def has_one(interfaces: Collection[str], names: str) -> bool:
+    """Whether one of `interfaces` is in NCCL's list of `names`: eth,ib begin them, =ib0,ib1 are whole, ^lo leaves out.
+
+    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    if names.startswith("^"):
+        return True
+    if names.startswith("="):
+        return any(name in interfaces for name in names[1:].split(","))
+    return any(each.startswith(name) for each in interfaces for name in names.split(",") if name)
 
 
 def towards(host: str) -> str:

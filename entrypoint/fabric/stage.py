@@ -35,6 +35,7 @@ from muster.entrypoint.launch.program import Additions, Folder, where_unset
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of
 from muster.errors import MusterError, explaining
+from muster.interfaces import has_one
 
 NCCL_PLUGINS = tuple(range(6, 13))
 """N of each ncclNetPlugin_vN that NCCL 2.30 opens, as its library tells."""
@@ -206,20 +207,11 @@ def settings(plan: FabricPlan, env: Mapping[str, str], need: Need, folder: Path 
 
 
 def _fits(name: str, value: str, plan: FabricPlan, need: Need) -> bool:
-    """Whether the profile's value can be used: NCCL and gloo fail where no interface is called so.
-
-    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
-    """
+    """Whether the profile's value can be used: NCCL and gloo fail where no interface is called so."""
     if not name.endswith("_SOCKET_IFNAME"):
         return True
-    if need.interface is not None:
-        return False
     interfaces = plan.finding.interfaces
-    if not interfaces or value.startswith("^"):
-        return True
-    if value.startswith("="):
-        return any(part in interfaces for part in value[1:].split(","))
-    return any(each.startswith(part) for each in interfaces for part in value.split(",") if part)
+    return need.interface is None and (not interfaces or has_one(interfaces, value))
 
 
 def link(plan: FabricPlan, env: Mapping[str, str], *, is_dry: bool = False) -> Path:

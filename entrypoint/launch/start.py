@@ -34,6 +34,7 @@ from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import recognise
 from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import ATTEMPT, MusterError, notify
+from muster.interfaces import has_one
 from muster.paths import text_of
 from muster.units import plural
 from muster.variables import LaunchVariable
@@ -136,13 +137,9 @@ def start(
 
 
 def _check_interface(names: str) -> None:
-    """Raises MusterError where this host has none of the interfaces `names`: eth0, or NCCL's lists eth,ib and =ib0,ib1.
-
-    Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
-    """
+    """Raises MusterError where this host has none of the interfaces `names`."""
     here = [name for _, name in socket.if_nameindex()]
-    beginnings = tuple(names.removeprefix("=").split(","))
-    if not names.startswith("^") and not any(name.startswith(beginnings) for name in here):
+    if not has_one(here, names):
         seen, fix = f"--interface={names}; there are: {' '.join(here)}", "--interface NAME, with one of them"
         raise MusterError(f"this host has no network interface {names}", seen=seen, fix=fix)
 

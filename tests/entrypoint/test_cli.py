@@ -478,6 +478,8 @@ def test_an_interface_that_is_not_here_is_told_before_a_script_starts(command: R
     assert " lo" in seen
     # The nodes may have what this host has not.
     assert command("muster", "run", "--dry-run", "--interface=nosuch0", str(hello)).returncode == 0
+    # Behind = a name is whole.
+    assert command("muster", "run", "--nproc-per-node=2", "--interface==l", str(hello)).returncode == 2
     # NCCL takes the first of a list that is there.
     assert command("muster", "run", "--nproc-per-node=1", "--interface=nosuch0,lo", str(hello)).returncode == 0
 
