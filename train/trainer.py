@@ -282,8 +282,8 @@ class Trainer:
                 **results("valid", valid, self.source.unit),
                 "seconds": round(time.perf_counter() - started, 3),
             }
-            progress.best_accuracy = max(progress.best_accuracy, record["valid_accuracy"])
             progress.history = [*(old for old in progress.history if old["epoch"] != epoch + 1), record]
+            progress.best_accuracy = max(old["valid_accuracy"] for old in progress.history)
             if self.sampler.num_samples - progress.sample < self.sampler.global_batch:
                 progress.epoch, progress.sample, progress.sums = epoch + 1, 0, [0.0, 0.0, 0.0]
             self.record({"kind": "epoch", **record})
