@@ -283,8 +283,8 @@ class Trainer:
                 **results("valid", valid, self.source.unit),
                 "seconds": round(time.perf_counter() - started, 3),
             }
-            progress.best_accuracy = max(progress.best_accuracy, record["valid_accuracy"])
             progress.history = [*(old for old in progress.history if old["epoch"] != epoch + 1), record]
+            progress.best_accuracy = max(old["valid_accuracy"] for old in progress.history)
             if self.sampler.num_samples - progress.sample < self.sampler.global_batch:
                 progress.epoch, progress.sample, progress.sums = epoch + 1, 0, [0.0, 0.0, 0.0]
             self.record({"kind": "epoch", **record})
@@ -613,9 +613,10 @@ def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple
     """
     warmup = options.warmup_steps
     epoch_steps = sampler.num_samples // sampler.global_batch
-    used = progress.epoch * epoch_steps + progress.sample // sampler.global_batch
+    sample = min(progress.sample, sampler.num_samples)  # the data may be fewer than they were
+    used = progress.epoch * epoch_steps + sample // sampler.global_batch
     left = (options.epochs - progress.epoch - 1) * epoch_steps
-    left += (sampler.num_samples - progress.sample) // sampler.global_batch
+    left += (sampler.num_samples - sample) // sampler.global_batch
     num_steps = progress.step + left
     if options.max_steps is not None and options.max_steps < num_steps:
         return options.max_steps, 0, warmup

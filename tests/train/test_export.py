@@ -1,5 +1,6 @@
 """Weights for others: one plain file that torch and torchvision read."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,8 @@ def test_what_can_not_be_exported(tmp_path):
     assert export(tmp_path / "checkpoints", None) == (within, tmp_path / "checkpoints" / "weights.pt")
     named = save(tmp_path / "step-7", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
     assert export(named.parent.parent, None) == (named, tmp_path / "step-7" / "weights.pt")
+    copied = shutil.copytree(path, tmp_path / "best")
+    assert export(copied, tmp_path / "best.pt") == (copied, tmp_path / "best.pt")
     with pytest.raises(MusterError, match="no checkpoint") as raised:
         export(tmp_path, None)
     assert "--resume" not in raised.value.fix

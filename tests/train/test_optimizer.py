@@ -94,6 +94,19 @@ def test_a_cosine_after_a_warm_up_goes_on_falling_when_ranks_are_lost_or_come(do
     assert rest == pytest.approx(rates[-len(rest) :], abs=1e-6)
 
 
+def test_a_cosine_goes_on_over_data_that_are_fewer_than_those_used_of_the_epoch():
+    """As 90 of 100 samples are used, and 40 are left of the data: the epoch is over, and three more have four steps."""
+    options = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine").settled()
+    fewer = TrainSampler(40, batch_size=5, accumulate=1, rank=0, world_size=2, seed=0)
+    course = extent(options, Progress(sample=90, step=9), fewer)
+    assert course[0] == 9 + 3 * 4
+    rates = [lr_at(options, 1.0, step, *course) for step in range(9, 21)]
+    assert rates[0] == pytest.approx((1 + math.cos(0.25 * math.pi)) / 2)
+    assert rates[6] == pytest.approx((1 + math.cos(0.625 * math.pi)) / 2)
+    fewer.set_epoch(0, first_sample=90)
+    assert (len(fewer), list(fewer)) == (0, [])
+
+
 def test_a_cosine_that_ends_elsewhere_is_told():
     def noted(**change):
         options = Options(lr_schedule="cosine", image_size=16)

@@ -6,7 +6,7 @@ from muster.train.checkpoint.manager import Statistics as Statistics
 from muster.train.checkpoint.manager import TrainState as TrainState
 from muster.train.checkpoint.manager import folder_of as folder_of
 from muster.train.checkpoint.manager import is_complete as is_complete
-from muster.train.checkpoint.manager import is_named_as_one as is_named_as_one
+from muster.train.checkpoint.manager import is_one as is_one
 from muster.train.checkpoint.manager import load as load
 from muster.train.checkpoint.manager import load_newest as load_newest
 from muster.train.checkpoint.manager import put_back as put_back

@@ -235,9 +235,9 @@ def step_of(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def is_named_as_one(path: Path) -> bool:
-    """True for a path with a checkpoint's name, unless it is the folder of a run of that name."""
-    return step_of(path) >= 0 and not folder_of(path).is_dir()
+def is_one(path: Path) -> bool:
+    """True for a path with a checkpoint's name, or with an index, unless it is the folder of a run of that name."""
+    return (step_of(path) >= 0 or is_checkpoint(path)) and not folder_of(path).is_dir()
 
 
 def is_checkpoint(path: Path) -> bool:

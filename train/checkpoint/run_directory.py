@@ -198,12 +198,13 @@ def continue_from(options: Options, base: Path) -> Run:
             seen=f"--resume={options.resume}",
             fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
         )
-    if checkpoint.is_named_as_one(source) or not source.is_dir():
+    if checkpoint.is_one(source) or not source.is_dir():
         checkpoint.read_index(source)
         run = Run(source, [source])
         home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
     else:
-        home = source.parent if source.name == "checkpoints" else source
+        # A run may be called so too.
+        home = source.parent if source.name == "checkpoints" and not checkpoint.saved(source) else source
         run = with_newest(home)
     if options.name and (home is None or base.resolve() != home.resolve()):
         home = new_folder(base, explicit=True)

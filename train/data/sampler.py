@@ -60,7 +60,7 @@ class TrainSampler(Sampler[list[Draw]]):
         """Chooses the permutation; the first `first_sample` of it count as done, `max_steps` limits the rest."""
         self.epoch = epoch
         self.first_sample = first_sample
-        steps = (self.num_samples - first_sample) // self.global_batch
+        steps = max(0, self.num_samples - first_sample) // self.global_batch  # the data may be fewer than they were
         self.num_steps = steps if max_steps is None else min(steps, max_steps)
 
     def __len__(self) -> int:

@@ -54,6 +54,7 @@ def assert_same_bits(one, other):
         return [{**record, "seconds": 0} for record in state["progress"]["history"]]
 
     assert results(first) == results(second)
+    assert first["progress"]["best_accuracy"] == second["progress"]["best_accuracy"]
 
 
 def losses(run):

@@ -108,9 +108,21 @@ def test_resume_a_folder_a_file_a_name(tmp_path):
             choose_run(options(tmp_path, resume=name), "ddp")
 
 
-def test_a_run_may_be_called_as_a_checkpoint_is(tmp_path):
-    folder = with_checkpoint(tmp_path / "runs" / "step-100", step=4)
-    for given in (str(folder), "step-100"):
+def test_a_checkpoint_that_was_copied_or_linked_under_another_name_is_one(tmp_path):
+    folder = with_checkpoint(tmp_path / "runs" / "old", step=4)
+    first = folder / "checkpoints" / "step-00000004"
+    shutil.copytree(first, tmp_path / "best")
+    (tmp_path / "link").symlink_to(first)
+    branch = choose_run(options(tmp_path, resume=str(tmp_path / "best"), name="branch"), "ddp")
+    assert (branch.folder.name, branch.resumed_from) == ("branch", tmp_path / "best")
+    chosen = choose_run(options(tmp_path, resume=str(tmp_path / "link")), "ddp")
+    assert (chosen.folder.resolve(), chosen.resumed_from) == (folder, tmp_path / "link")
+
+
+@pytest.mark.parametrize("name", ["step-100", "checkpoints"])
+def test_a_run_may_be_called_as_a_checkpoint_or_their_folder_is(tmp_path, name):
+    folder = with_checkpoint(tmp_path / "runs" / name, step=4)
+    for given in (str(folder), name):
         chosen = choose_run(options(tmp_path, resume=given), "ddp")
         assert (chosen.folder, chosen.resumed_from.name) == (folder, "step-00000004")
         release()
