@@ -235,6 +235,8 @@ def _report(
 
 def _become(module: str, *arguments: str) -> None:
     """Turns this process into `python -m module`, ours, whatever lies in the working directory."""
+    if module.startswith("muster.train"):
+        os.getcwd()  # where there is none, loading torch ends the process with a line that tells nobody why
     interruption.hold()
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
 

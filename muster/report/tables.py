@@ -171,6 +171,8 @@ def show(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Sca
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    # On a narrower terminal a table would lose its last column's letters: its lines are broken there instead.
+    console.width = max(console.width, LABEL + LEAST + 3)
     at_once = max(1, (console.width - LABEL) // (LEAST + 3))
     for start in range(0, len(runs), at_once):
         shown = runs[start : start + at_once]
@@ -189,7 +191,7 @@ def show(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Sca
         heads, rows = of_scaling(found)
         table = Table(box=box.ROUNDED, padding=(0, 1))
         for head in heads:
-            table.add_column(head, justify="right", style="bold" if head == "efficiency" else "")
+            table.add_column(head, justify="right", style="bold" if head == "efficiency" else "", overflow="fold")
         for point, row in zip(found.points, rows, strict=True):
             color = "green" if point.efficiency >= 0.9 else "yellow" if point.efficiency >= 0.7 else "red"
             table.add_row(*map(Text, row), style=color)

@@ -509,7 +509,10 @@ def test_a_value_that_torchruns_option_does_not_take_is_no_fault_of_the_network(
     three_lines("\n".join(line for line in answer.stderr.splitlines() if not line.startswith("muster: ")))
 
 
-@pytest.mark.parametrize("words", ["train ddp", "muster run --debug-distributed '{script}'"])
+@pytest.mark.parametrize(
+    "words",
+    ["train ddp", "muster run --debug-distributed '{script}'", "train selftest", "train export /a", "train pack /a /b"],
+)
 def test_a_working_directory_that_was_removed_is_told(tmp_path: Path, words: str) -> None:
     script, folder = tmp_path / "script.py", tmp_path / "gone"
     script.touch()

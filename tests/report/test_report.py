@@ -133,6 +133,20 @@ def test_many_runs_with_long_names_stay_within_the_width(make: Make, tmp_path: P
     assert answer.stdout.count("│ training loss           │") == 3
 
 
+def test_a_narrow_terminal_has_all_digits(
+    recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    report([str(recordings / "scale")], tmp_path / "out")
+    runs, _, scaling = capsys.readouterr().out.partition("Weak scaling: resnet18")
+    for value in ("resnet18", "111.6", "93.87%", "119", "1 min 30 s", "done"):
+        assert f" {value} " in runs
+    assert scaling
+    assert "…" not in runs + scaling
+
+
 def test_nothing_heavy_is_loaded_before_it_is_needed() -> None:
     heavy = ("torch", "numpy", "matplotlib", "rich", "jinja2")
     code = f"import json, sys, muster.report.__main__; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
