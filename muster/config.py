@@ -33,7 +33,7 @@ SOURCES = {
 OF_TOKENS = ("tokens", "synthetic")
 
 MOST = 10**9
-"""Of tokens, classes, samples, MiB: with far more torch's own numbers overflow, in place of the memory."""
+"""Of tokens, classes, samples, MiB, steps, seconds: with far more, numbers overflow."""
 
 STRATEGIES = {
     "single": "One process: what every other strategy is measured against.",
@@ -226,7 +226,9 @@ class Options:
         Literal["none", "linear", "sqrt"],
         _training(help="How the learning rate grows with the number of micro-batches in a step."),
     ] = "none"
-    warmup_steps: Annotated[int, _training(help="Steps over which the learning rate rises from nearly 0.", min=0)] = 20
+    warmup_steps: Annotated[
+        int, _training(help="Steps over which the learning rate rises from nearly 0.", min=0, max=MOST)
+    ] = 20
     lr_schedule: Annotated[
         Literal["constant", "cosine"],
         _training(help="The learning rate after warm-up: constant, or half a cosine down to --lr-end."),
@@ -312,7 +314,8 @@ class Options:
         bool,
         _speed(
             help="Only kernels that give the same bits at each run, on GPUs too; on CPUs gradients are added up, and "
-            "transformers compute, in double precision, so that the bits are those of every strategy and world size."
+            "transformers compute, in double precision, so that every strategy and world size gives the same bits; tp "
+            "and pipeline nearly so."
         ),
     ] = False
 
@@ -379,6 +382,7 @@ class Options:
             help="Seconds in which a rank may stand still; then all write their stacks, and the run ends. 0: for ever. "
             "Default: 4/5 of --timeout-s, and 60 at least.",
             min=0,
+            max=MOST,
         ),
     ] = None
     silence_timeout: Annotated[
@@ -387,6 +391,7 @@ class Options:
             help="Seconds in which a rank may give no sign of life, as it is stopped, or storage stands still. "
             "Default: 300.",
             min=10,
+            max=MOST,
         ),
     ] = None
 

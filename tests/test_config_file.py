@@ -84,6 +84,7 @@ def test_every_option_has_a_place_in_a_file(file: Path) -> None:
                 *(("data", name) for name in ("image_size", "seq_len", "vocab_size", "num_classes", "num_samples")),
                 *(("data", name) for name in ("train_num_workers", "valid_num_workers")),
                 ("ddp", "bucket_mb"),
+                *(("training", "warmup_steps"), ("run", "hang_timeout"), ("run", "silence_timeout")),
             ]
         ),
         (f"[run]\ntimeout_s = {10**20}", "timeout_s = 1000", "from 1 to 999999"),

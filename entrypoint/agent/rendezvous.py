@@ -74,9 +74,10 @@ def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
-    _, store = create_backend(parameters)
+    limit_s = timeout_s(arguments) + STORE_S
+    _, store = within(limit_s, lambda: create_backend(parameters))
     # A client answers one question at a time: where the agent waits for a key, its sign of life would come too late.
-    _, for_records = create_backend(parameters)
+    _, for_records = within(limit_s, lambda: create_backend(parameters))
     return create_handler(store, Backend(for_records, config.run_id), parameters)
 
 
@@ -108,7 +109,9 @@ class StaticNodes(StaticTCPRendezvous):
         elif self._store is None:
             # As torch makes it, but up at once, and not when all have come: they are counted below.
             server = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
-            self._store = torchs(*server, multi_tenant=True, wait_for_workers=False)
+            # Inside torch this thread would hear of no signal, as long as who listens there does not answer.
+            limit_s = self.timeout.total_seconds() + STORE_S
+            self._store = within(limit_s, lambda: torchs(*server, multi_tenant=True, wait_for_workers=False))
             call(self._store, self.rank, self.world_size, self.timeout)
         return super().next_rendezvous()
 

@@ -28,19 +28,27 @@ def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None
     if output is None:
         inside = runs[0].folder if len(runs) == 1 else Path(given[0])
         output = (inside if len(given) == 1 else Path()) / "report"
-    page = output / PAGE
     with _writing(output):
         is_taken = os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir()))
-        text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else None
-    # A full disk leaves an empty page.
-    is_report = text is not None and (not text or MARK in text[:1000])
-    if is_taken and not is_report:
+        is_foreign = is_taken and not is_report(output)
+    if is_foreign:
         raise MusterError(
             "there is something here already that is no report, and it is not written over",
             seen=str(output),
             fix="--output FOLDER: a new one, or that of an earlier report",
         )
     return output
+
+
+def is_report(folder: Path) -> bool:
+    """Whether `folder` has a page of this program in it; an empty one too, as a full disk leaves it.
+
+    Raises:
+        OSError: it can't be looked at.
+    """
+    page = folder / PAGE
+    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else None
+    return text is not None and (not text or MARK in text[:1000])
 
 
 def write(folder: Path, html: str) -> Path:

@@ -126,7 +126,7 @@ def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
 def _read(path: Path, notes: list[str]) -> list[Run]:
     """The run at `path`, or those in the folder `path`; `notes` gets those that can't be read."""
     folder = path.parent if path.name in (SUMMARY, METRICS) and not os.path.isdir(path) else path
-    if _holds_run(folder):
+    if holds_run(folder):
         return [_open(folder)]
     if not os.path.isdir(folder):
         raise MusterError("there is no run", seen=str(path), fix=USAGE)
@@ -134,7 +134,7 @@ def _read(path: Path, notes: list[str]) -> list[Run]:
     damaged: MusterError | None = None
     for one in sorted(folder.iterdir(), key=lambda path: by_numbers(path.name)):
         try:
-            if _holds_run(one):
+            if holds_run(one):
                 found.append(_open(one))
         except MusterError as error:
             # One that can't be read must not hide the others.
@@ -149,7 +149,7 @@ def _read(path: Path, notes: list[str]) -> list[Run]:
     return found
 
 
-def _holds_run(folder: Path) -> bool:
+def holds_run(folder: Path) -> bool:
     """Whether `folder` holds a run's files.
 
     Raises:

@@ -78,6 +78,16 @@ def test_the_empty_page_that_a_full_disk_left_is_written_over(make: Make, tmp_pa
     assert "<html" in report([str(make("run"))], tmp_path).read_text()
 
 
+def test_the_page_of_all_runs_is_none_of_them(make: Make, tmp_path: Path) -> None:
+    """`muster report runs`, then `muster report runs/*`."""
+    for name in ("a", "b"):
+        make(f"runs/{name}")
+    report([str(tmp_path / "runs")], None)
+    answer = muster(*sorted(os.path.relpath(path, tmp_path) for path in (tmp_path / "runs").iterdir()), cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert muster("runs/report", cwd=tmp_path).returncode == 2
+
+
 def test_a_folder_that_cant_be_written_is_named(make: Make) -> None:
     with pytest.raises(MusterError) as error:
         report([str(make("run"))], Path("/proc/report"))

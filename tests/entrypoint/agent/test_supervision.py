@@ -172,6 +172,39 @@ def test_nodes_that_wait_for_another_hear_of_ctrl_c(tmp_path: Path) -> None:
             node.wait()
 
 
+@pytest.mark.parametrize(
+    "meets",
+    [
+        ["--rdzv-backend=static", "--master-addr=127.0.0.1", "--master-port={port}", "--rdzv-conf=timeout=100"],
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=is_host=0,join_timeout=100"],
+    ],
+    ids=["fixed", "elastic"],
+)
+def test_ctrl_c_is_heard_where_what_listens_does_not_answer(tmp_path: Path, meets: list[str]) -> None:
+    hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        port = silent.getsockname()[1]
+        argv = [
+            *AGENT,
+            "--nnodes=2",
+            "--node-rank=1",
+            "--nproc-per-node=1",
+            *(word.format(port=port) for word in meets),
+        ]
+        node = subprocess.Popen([*argv, "x.py"], cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, **hears)
+        try:
+            silent.accept()[0].close()  # the agent's look whether anything listens
+            with silent.accept()[0]:  # torch's store
+                time.sleep(0.5)
+                node.send_signal(signal.SIGINT)
+                assert node.wait(30) == 130
+        finally:
+            node.kill()
+            node.wait()
+
+
 JOINS = """
 import time, torch.distributed as dist
 dist.init_process_group("gloo")
