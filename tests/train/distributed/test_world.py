@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from muster.errors import MusterError
 from muster.train.distributed.backends import run_gloo_on_one_thread
 from muster.train.distributed.world import (
+    HashStore,
     World,
     device_for,
     open_mesh,
@@ -68,6 +70,14 @@ def test_without_variables_the_world_is_one():
     world = read_environment({}, 7)
     assert (world.rank, world.world_size, world.timeout_s, world.main) == (0, 1, 7, True)
     assert world.gather({"a": 1}) == [{"a": 1}]
+
+
+def test_gathers_what_all_ranks_say():
+    store = HashStore()
+    worlds = [World(rank=rank, world_size=3, store=store) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for said in ([0, 1, 2], [None, None, None], [None, [1], None], [{"a": 1}] * 3, [[], [], []]):
+            assert list(pool.map(World.gather, worlds, said)) == [said] * 3
 
 
 def test_variables_are_read():
