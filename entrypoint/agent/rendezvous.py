@@ -74,7 +74,8 @@ def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
-    limit_s = timeout_s(arguments) + STORE_S
+    # torch's own limit ends this first. Here signals are heard meanwhile, as in StaticNodes.
+    limit_s = int(config.rdzv_configs.get("read_timeout", 60)) + STORE_S
     _, store = within(limit_s, lambda: create_backend(parameters))
     # A client answers one question at a time: where the agent waits for a key, its sign of life would come too late.
     _, for_records = within(limit_s, lambda: create_backend(parameters))
