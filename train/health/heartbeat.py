@@ -77,6 +77,11 @@ class Beat(NamedTuple):
     requests_dump: bool
     host: str
 
+    @classmethod
+    def read(cls, text: bytes) -> "Beat | None":
+        """A beat as it goes through the store, in JSON; None of a rank that has not come yet."""
+        return cls(*json.loads(text)) if text else None
+
 
 @dataclass
 class Monitor:
@@ -89,9 +94,11 @@ class Monitor:
     silent: dict[int, int] = field(default_factory=dict)
     still: dict[int, int] = field(default_factory=dict)
 
-    def update(self, beats: Mapping[int, Beat]) -> None:
-        """Takes a turn's beats, by rank; those of ranks that have not come yet are not there."""
+    def update(self, beats: Mapping[int, Beat | None]) -> None:
+        """Takes a turn's beats, by rank; those that have not come yet are None."""
         for rank, beat in beats.items():
+            if beat is None:
+                continue
             last = self.last.get(rank)
             is_new = last is None
             self.silent[rank] = 0 if is_new or beat.number != last.number else self.silent[rank] + 1
@@ -275,12 +282,14 @@ class Heartbeat:
 
     def _receive(self) -> None:
         """Reads the others' beats, and acts on them."""
-        keys = [f"heartbeat/{rank}" for rank in range(self.world.world_size if self.world.main else 1)]
-        if self.world.main or self.store.check(keys):
-            texts = self.store.multi_get(keys)
-            self.monitor.update({rank: Beat(*json.loads(text)) for rank, text in enumerate(texts) if text})
-        if not self.has_dumped and any(beat.requests_dump for beat in self.monitor.last.values()):
-            self._dump()
+        if self.world.main:
+            texts = self.store.multi_get([f"heartbeat/{rank}" for rank in range(self.world.world_size)])
+            self.monitor.update({rank: Beat.read(text) for rank, text in enumerate(texts)})
+        elif self.store.check(["heartbeat/0"]):
+            self.monitor.update({0: Beat.read(self.store.get("heartbeat/0"))})
+            first = self.monitor.last.get(0)
+            if first is not None and first.requests_dump and not self.has_dumped:
+                self._dump()
         lost_peer = self.status.lost_peer or any(beat.lost_peer for beat in self.monitor.last.values())
         dead = self.monitor.dead(BEATS_AFTER_LOSS if lost_peer else self.dead_beats)
         if dead:
