@@ -248,6 +248,19 @@ class Library:
     needed_by: str = ""
 
 
+@dataclass(frozen=True)
+class NetPlugin:
+    """What NCCL sees of a network plugin.
+
+    Attributes:
+        name: what NCCL_NET has to be; None where the plugin makes it up as it is loaded.
+        versions: N of each ncclNetPlugin_vN that it exports, in order.
+    """
+
+    name: str | None = None
+    versions: tuple[int, ...] = ()
+
+
 def is_name(name: str) -> bool:
     """Whether `name` can be a file's name in one folder, and be written in a list of paths or libraries."""
     return name not in ("", ".", "..") and "/" not in name and name.isprintable() and not UNUSABLE.search(name)
@@ -317,17 +330,15 @@ def _expanded(values: list[str], origins: list[str]) -> tuple[str, ...]:
     return tuple(folder for folder in dict.fromkeys(folders) if folder.startswith("/"))
 
 
-def net_plugin(path: Path) -> tuple[str | None, list[int]]:
-    """What NCCL_NET has to be for a plugin of NCCL, and N of each ncclNetPlugin_vN that it exports, in order.
-
-    The first is None where the plugin makes it up as it is loaded; without any version it is no plugin.
+def net_plugin(path: Path) -> NetPlugin:
+    """What a plugin of NCCL exports; without any version it is no plugin.
 
     Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
     """
-    return _of_elf(path, _net_plugin) or (None, [])
+    return _of_elf(path, _net_plugin) or NetPlugin()
 
 
-def _net_plugin(file: "ELFFile") -> tuple[str | None, list[int]]:
+def _net_plugin(file: "ELFFile") -> NetPlugin:
     addresses: dict[int, int] = {}
     for section in _sections(file, "SHT_DYNSYM"):
         for symbol in islice(section.iter_symbols(), _MOST):
@@ -339,8 +350,8 @@ def _net_plugin(file: "ELFFile") -> tuple[str | None, list[int]]:
         pointer = _pointer_at(file, addresses[version])
         name, end, _ = (_bytes_at(file, pointer, _LONGEST_NAME) if pointer else b"").partition(b"\0")
         if name and end and name.isascii() and name.decode().isprintable():
-            return name.decode(), sorted(addresses)
-    return None, sorted(addresses)
+            return NetPlugin(name.decode(), tuple(sorted(addresses)))
+    return NetPlugin(None, tuple(sorted(addresses)))
 
 
 def _pointer_at(file: "ELFFile", address: int) -> int:

@@ -21,7 +21,16 @@ from pathlib import Path
 
 from muster.entrypoint.container import assignment
 from muster.entrypoint.fabric import FABRIC_ROOT, Need
-from muster.entrypoint.fabric.find import Finding, HostLibraries, HostRoot, Library, is_name, net_plugin, values
+from muster.entrypoint.fabric.find import (
+    Finding,
+    HostLibraries,
+    HostRoot,
+    Library,
+    NetPlugin,
+    is_name,
+    net_plugin,
+    values,
+)
 from muster.entrypoint.fabric.proof import (
     FIX_FOLDER,
     Closure,
@@ -100,12 +109,12 @@ def plan_without_host(
     libraries = {path.name: path for path in bound}
     named = (*values(profile.libraries.plugins), "libnccl-net.so")
     plugin = next((name for name in named if name in libraries), None)
-    net = net_plugin(libraries[plugin])[0] if plugin else None
+    exported = net_plugin(libraries[plugin]) if plugin else NetPlugin()
     return FabricPlan(
         finding,
         injected=tuple(Injected(name, str(path), finding.fabric, wins=True) for name, path in libraries.items()),
         plugin=plugin,
-        net=value_of(profile.net, context) or net,
+        net=value_of(profile.net, context) or exported.name,
         variables=profiles.variables(site, profile, context),
     )
 
@@ -125,13 +134,13 @@ def make_plan(
     root = HostRoot(finding.root)
     host = HostLibraries(root, values(wanted.search))
     plugin = next((library for name in values(wanted.plugins) if (library := host.find(name))), None)
-    net, versions = net_plugin(root.path(plugin.path)) if plugin else (None, [])
+    exported = net_plugin(root.path(plugin.path)) if plugin else NetPlugin()
     found = Closure(host, image, plugin, wanted)
-    refusals = (*_refuse_plugin(plugin, profile, wanted, versions), *found.refusals)
+    refusals = (*_refuse_plugin(plugin, profile, wanted, exported), *found.refusals)
     notes = tuple(dict.fromkeys([*finding.notes, *root.notes]))
     if refusals:
         return FabricPlan(finding, refusals=refusals, notes=notes)
-    net = value_of(profile.net, context) or net
+    net = value_of(profile.net, context) or exported.name
     if plugin and net is None:
         notes += (f"{plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
     own: Mapping[str, Path] = image.trace(found.links).found if found.links else {}
@@ -154,7 +163,7 @@ def make_plan(
     )
 
 
-def _refuse_plugin(plugin: Library | None, profile: Fabric, wanted: Libraries, versions: list[int]) -> list[Refusal]:
+def _refuse_plugin(plugin: Library | None, profile: Fabric, wanted: Libraries, exported: NetPlugin) -> list[Refusal]:
     """Why NCCL would fall back to TCP: no network plugin where the fabric needs one, or one that it would not open."""
     names = values(wanted.plugins)
     if plugin is None:
@@ -168,8 +177,8 @@ def _refuse_plugin(plugin: Library | None, profile: Fabric, wanted: Libraries, v
     if never_leaves_host(plugin.soname) or not is_name(plugin.soname):
         wrong = f"NCCL's network plugin calls itself {plugin.soname}, which never comes from the host"
         needs = "a soname of its own, such as libnccl-net.so"
-    elif not set(versions) & set(NCCL_PLUGINS):
-        has = ", ".join(f"ncclNetPlugin_v{version}" for version in versions) or "no ncclNetPlugin_vN at all"
+    elif not set(exported.versions) & set(NCCL_PLUGINS):
+        has = ", ".join(f"ncclNetPlugin_v{version}" for version in exported.versions) or "no ncclNetPlugin_vN at all"
         wrong = f"NCCL's network plugin is of no version that this image's NCCL opens: it has {has}"
         needs = f"ncclNetPlugin_v{min(NCCL_PLUGINS)} to v{max(NCCL_PLUGINS)}"
     else:

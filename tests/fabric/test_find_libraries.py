@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muster.entrypoint.fabric import find
-from muster.entrypoint.fabric.find import CACHE, HostLibraries, HostRoot, Library
+from muster.entrypoint.fabric.find import CACHE, HostLibraries, HostRoot, Library, NetPlugin
 from muster.entrypoint.fabric.stage import NCCL_PLUGINS
 from tests.fabric import trees
 from tests.fabric.trees import CACHE_FLAGS, Tree, cache_bytes
@@ -56,7 +56,7 @@ def test_what_is_no_library_is_none(host: Tree) -> None:
         "/archive.so": b"!<arch>\n",
     }
     for path, content in files.items():
-        assert find.net_plugin(host.file(path, content)) == (None, [])
+        assert find.net_plugin(host.file(path, content)) == NetPlugin()
         assert library(host, path) is None
     os.mkfifo(host.at("/pipe.so"))
     for path in ("/pipe.so", "/none.so", "/"):
@@ -82,13 +82,13 @@ def test_damaged_bytes_are_no_library_or_another(plugin_bytes: tuple[Tree, bytes
     path = host.file("/damaged.so", bytes(damaged[: data.draw(st.integers(0, len(valid)) | st.just(len(valid)))]))
     read = library(host, "/damaged.so")
     assert read is None or find.is_name(read.soname)
-    assert all(isinstance(version, int) for version in find.net_plugin(path)[1])
+    assert all(isinstance(version, int) for version in find.net_plugin(path).versions)
 
 
 def test_a_plugin_tells_its_name_and_versions(host: Tree) -> None:
-    assert find.net_plugin(host.plugin("/a.so", [6, 8, 10], "Libfabric")) == ("Libfabric", [6, 8, 10])
-    assert find.net_plugin(host.plugin("/b.so", [5], "AWS Libfabric")) == ("AWS Libfabric", [5])
-    assert find.net_plugin(host.library("/c.so")) == (None, [])
+    assert find.net_plugin(host.plugin("/a.so", [6, 8, 10], "Libfabric")) == NetPlugin("Libfabric", (6, 8, 10))
+    assert find.net_plugin(host.plugin("/b.so", [5], "AWS Libfabric")) == NetPlugin("AWS Libfabric", (5,))
+    assert find.net_plugin(host.library("/c.so")) == NetPlugin(None, ())
 
 
 def test_the_installed_nccl_opens_those_that_are_taken_for_granted() -> None:
@@ -107,7 +107,7 @@ def test_a_plugin_that_is_relocated_in_the_compact_way(host: Tree) -> None:
     with path.open("rb") as file:
         kinds = {section["sh_type"] for section in ELFFile(file).iter_sections()}
     assert "SHT_RELR" in kinds
-    assert find.net_plugin(path) == ("Libfabric", list(range(1, 9)))
+    assert find.net_plugin(path) == NetPlugin("Libfabric", tuple(range(1, 9)))
 
 
 def test_a_plugin_whose_name_is_a_symbol(host: Tree) -> None:
@@ -123,7 +123,7 @@ plugin_name: .asciz "AWS Libfabric"
 ncclNetPlugin_v8: .quad plugin_name
 .size ncclNetPlugin_v8, 8
 """
-    assert find.net_plugin(host.library("/a.so", source=source)) == ("AWS Libfabric", [8])
+    assert find.net_plugin(host.library("/a.so", source=source)) == NetPlugin("AWS Libfabric", (8,))
 
 
 def test_a_plugin_that_makes_its_name_up_as_it_is_loaded(host: Tree) -> None:
@@ -134,7 +134,7 @@ def test_a_plugin_that_makes_its_name_up_as_it_is_loaded(host: Tree) -> None:
 ncclNetPlugin_v8: .skip 168
 .size ncclNetPlugin_v8, 168
 """
-    assert find.net_plugin(host.library("/a.so", source=source)) == (None, [8])
+    assert find.net_plugin(host.library("/a.so", source=source)) == NetPlugin(None, (8,))
 
 
 def test_a_plugin_for_aarch64(host: Tree) -> None:
@@ -152,7 +152,7 @@ def test_a_plugin_for_aarch64(host: Tree) -> None:
         # R_AARCH64_RELATIVE in place of R_X86_64_RELATIVE.
         struct.pack_into("<I", data, place, 1027)
     path.write_bytes(data)
-    assert find.net_plugin(trees.as_machine(path, 183)) == ("Libfabric", [8])
+    assert find.net_plugin(trees.as_machine(path, 183)) == NetPlugin("Libfabric", (8,))
 
 
 OWN = CACHE_FLAGS[platform.machine()]
