@@ -255,8 +255,10 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
     if job.num_nodes > 1:
         fix = job.launch
         if families.is_task_of_hyperqueue(env):
-            on_nodes = "srun --nodefile=$HQ_NODE_FILE --nodes=$HQ_NUM_NODES --ntasks-per-node=1"
-            fix = f"on this node alone: --nnodes 1; on each node of the task: {on_nodes} env -u HQ_TASK_ID {{command}}"
+            fix = "on this node alone: --nnodes 1"
+            if job.scheduler == "slurm":
+                on_nodes = "srun --nodefile=$HQ_NODE_FILE --nodes=$HQ_NUM_NODES --ntasks-per-node=1"
+                fix += f"; on each node of the task: {on_nodes} env -u HQ_TASK_ID {{command}}"
         raise MusterError(
             f"{job.scheduler} gave this job {job.num_nodes} nodes, but nothing started this process on each of them",
             seen=f"{job.sources['num_nodes']}, {job.sources['hosts']}, and no task of a launcher",

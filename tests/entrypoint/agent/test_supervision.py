@@ -186,14 +186,9 @@ def test_ctrl_c_is_heard_where_what_listens_does_not_answer(tmp_path: Path, meet
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(60)
         port = silent.getsockname()[1]
-        argv = [
-            *AGENT,
-            "--nnodes=2",
-            "--node-rank=1",
-            "--nproc-per-node=1",
-            *(word.format(port=port) for word in meets),
-        ]
-        node = subprocess.Popen([*argv, "x.py"], cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, **hears)
+        argv = [*AGENT, "--nnodes=2", "--node-rank=1", "--nproc-per-node=1"]
+        argv += [*(word.format(port=port) for word in meets), "x.py"]
+        node = subprocess.Popen(argv, cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, **hears)
         try:
             silent.accept()[0].close()  # the agent's look whether anything listens
             with silent.accept()[0]:  # torch's store

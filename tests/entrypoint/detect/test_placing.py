@@ -237,6 +237,11 @@ def test_tasks_of_hyperqueue_are_no_world_of_the_srun_that_started_its_workers(m
     assert "srun --nodefile=$HQ_NODE_FILE" in refusal.value.fix
     alone = resolve.resolve(task, LaunchOptions(nnodes="1"), ["train", "ddp"])
     assert (alone.num_nodes, alone.hosts, alone.launcher) == (1, ("node02",), "local")
+    in_pbs = recording.load(FOLDERS / "pbs" / "pbs_cgroupshook_gpu1_pbsdsh.pbsn2.task40000001.618.env")
+    with pytest.raises(MusterError, match="nothing started this process on each of them") as refusal:
+        detect(changed(in_pbs, HQ_JOB_ID="1", HQ_TASK_ID="0"))
+    assert "--nnodes 1" in refusal.value.fix
+    assert "srun" not in refusal.value.fix
     # In a task, srun starts what is its own.
     monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "slurmstepd"])
     assert (detect(task).launcher, detect(task).num_nodes) == ("srun", 2)
