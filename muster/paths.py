@@ -31,6 +31,16 @@ def text_of(path: Path) -> str:
         return ""
 
 
+def image() -> str:
+    """The version and the revision of the container image that this runs in; nothing outside of one."""
+    if not (text := text_of(ROOT / "image.json")):
+        return ""
+    import json  # here and not above: a launch has no use for it
+
+    described = json.loads(text)
+    return described["version"] + (f" ({described['revision'][:12]})" if described.get("revision") else "")
+
+
 def installed(package: str) -> str | None:
     """The version of a package; None where it was not installed as one, or a site has built it without metadata."""
     from importlib import metadata  # here and not above: a launch has no use for it

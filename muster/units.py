@@ -1,10 +1,14 @@
-"""Numbers as people read them."""
+"""Numbers and lists as people read them."""
 
 import math
 import re
+from collections.abc import Iterable
 
 NONE = "-"
 """What is not known."""
+
+MOST_LISTED = 4
+"""So many names are listed before the rest is counted."""
 
 
 def quantity(value: float | None) -> str:
@@ -26,6 +30,15 @@ def plural(number: int, noun: str) -> str:
     """1 node, 2 nodes, 2 processes."""
     ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{ending}"
+
+
+def listed(values: Iterable[object], most: int = MOST_LISTED, between: str = ", ") -> str:
+    """The different ones of `values` in a few words: "a, b, c, d and 5 more"; None and empty ones do not count."""
+    names = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+    # One too many is shown as it is: to say "and 1 more" takes as much room.
+    if len(names) <= most + 1:
+        return between.join(names)
+    return f"{between.join(names[:most])} and {len(names) - most} more"
 
 
 def perplexity(loss: float) -> float:

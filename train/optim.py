@@ -9,6 +9,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from muster.config import Options
+from muster.train.distributed.world import World
+from muster.units import listed
 
 
 def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
@@ -59,13 +61,26 @@ class Precision:
         return ", ".join(words)
 
 
-def choose_precision(options: Options, device: torch.device) -> Precision:
-    """What the options ask for; where they leave it open, what the device does in hardware."""
-    bf16 = has_bf16(device) if options.bf16 is None else options.bf16
+def choose_precision(options: Options, world: World) -> tuple[Precision, tuple[str, ...]]:
+    """What the options ask for; where they leave it open, what the devices of all ranks do in hardware.
+
+    Sharded weights and the activations of a pipeline are sent in it: to a rank of another precision they mean nothing.
+
+    Returns:
+        the precision, and notes on it.
+    """
+    device, notes = world.device, ()
+    bf16 = options.bf16
+    if bf16 is None:
+        has = world.gather(has_bf16(device))
+        bf16 = all(has)
+        if any(has) and not bf16:
+            lacking = listed(host for host, one in zip(world.hosts, has, strict=True) if not one)
+            notes = (f"fp32 on all ranks: no bfloat16 in the hardware of {lacking}",)
     # On CPUs torch's fused SGD is no faster than the plain one, and wrong where a gradient is not laid out in memory as
     # its weight is.
     fused = options.fused and (options.optimizer != "sgd" or device.type == "cuda")
-    return Precision(bf16=bf16, channels_last=options.channels_last, fused=fused)
+    return Precision(bf16=bf16, channels_last=options.channels_last, fused=fused), notes
 
 
 def has_bf16(device: torch.device) -> bool:

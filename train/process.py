@@ -6,6 +6,7 @@ import traceback
 import warnings
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -13,8 +14,9 @@ from muster import interruption
 from muster.arguments import to_argv
 from muster.config import Options
 from muster.errors import ExitCode, MusterError, code_for_job
+from muster.paths import image
 from muster.train.checkpoint import run_directory
-from muster.train.distributed.backends import backend_for, open_group, refuse_shared_gpus
+from muster.train.distributed.backends import backend_for, compare_devices, compare_fabrics, open_group
 from muster.train.distributed.world import HashStore, World, close_group, connect, device_for, read_environment
 from muster.train.health import faults, memory
 from muster.train.health.faults import Fault, SharedFault, agree
@@ -114,41 +116,44 @@ class Process:
 def meet(world: World, strategy: str, options: Options) -> World:
     """`world` with its devices and hosts, its process group started."""
     world = replace(world, hosts=tuple(world.gather(world.host)))
-    agree(world, lambda: check_same_options(world, strategy, options))
+    agree(world, lambda: check_same_start(world, strategy, options))
     if options.preflight:
         from muster.check.doctor.run import preflight  # here and not above: most runs do without
 
         preflight(world, options.device, options.runs_dir)
     device = agree(world, lambda: device_for(world, options.device, share_gpus=options.share_gpus))
     world = replace(world, device=device, waits=Stopwatch(device, is_counting=False))
-    if not options.share_gpus:
-        refuse_shared_gpus(world)
+    compare_devices(world, share_gpus=options.share_gpus)
     local_world_size = world.local_world_size or world.hosts.count(world.host)
     backend = agree(world, lambda: backend_for(options.backend, device, strategy, share_gpus=options.share_gpus))
     if backend == "nccl" and options.cpu_offload:
         backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
     has_group = world.world_size > 1 or options.single_rank_group
     world = replace(world, backend=backend if has_group else None, local_world_size=local_world_size)
+    compare_fabrics(world)
     agree(world, lambda: open_group(world, has_powersgd=options.comm_hook == "powersgd"))
     return world
 
 
-def check_same_options(world: World, strategy: str, options: Options) -> None:
-    """Refuses ranks that were started with different options: replicas drift apart by a learning rate, unnoticed.
+def check_same_start(world: World, strategy: str, options: Options) -> None:
+    """Refuses ranks that were started differently: replicas drift apart by a learning rate, unnoticed.
 
     Raises:
-        MusterError: the rank that came first has others than this one.
+        MusterError: the rank that came first has another image, another torch or other options than this one.
     """
-    here = [strategy, *(word for word in to_argv(options) if not word.startswith(OF_A_HOST))]
-    there = json.loads(world.store.compare_set("options", "", json.dumps(here)))
-    if here != there:
-        others = " ".join(word for word in there if word not in here) or "the default"
-        own = " ".join(word for word in here if word not in there) or "the default"
-        raise MusterError(
-            "the ranks were started with different options",
-            seen=f"elsewhere {others}, here {own}",
-            fix="give all ranks the same options; if these are different trainings, start each in a job of its own",
-        )
+    for what, here in {
+        "images": [f"image {image() or 'none'}", f"torch {torch.__version__.partition('+')[0]}"],
+        "options": [strategy, *(word for word in to_argv(options) if not word.startswith(OF_A_HOST))],
+    }.items():
+        there = json.loads(world.store.compare_set(what, "", json.dumps(here)))
+        if here != there:
+            others = " ".join(word for word in there if word not in here) or "the default"
+            own = " ".join(word for word in here if word not in there) or "the default"
+            raise MusterError(
+                f"the ranks were started with different {what}",
+                seen=f"elsewhere {others}, here {own}",
+                fix=f"give all ranks the same {what}; if these are different trainings, start each in a job of its own",
+            )
 
 
 def run_process(strategy: str, options: Options, guard: Guard) -> None:

@@ -116,7 +116,7 @@ class Trainer:
     def build_model(self) -> None:
         """Builds the model as one process has it: on each rank with the same weights, or with none yet."""
         options, world, source = self.options, self.world, self.source
-        self.precision = choose_precision(options, world.device)
+        self.precision, self.precision_notes = choose_precision(options, world)
         choose_kernels(options, world)
         torch.manual_seed(seed_of(options.seed, "weights"))
         self.model = agree(world, lambda: models.build(options, source.num_classes, source.size))
@@ -165,6 +165,7 @@ class Trainer:
         self.display = Display(options, source.unit, self.setup.targets_of_step, enabled=world.main)
         self.display.header(header(self.setup))
         for note in [
+            *self.precision_notes,
             *self.strategy.notes(),
             *(["compiles at the first step, which may take minutes"] if options.compile != "off" else []),
             *source.notes,
@@ -363,7 +364,7 @@ class Trainer:
         Each sample counts once over all ranks.
 
         Raises:
-            MusterError: those counted are not those there are.
+            SharedFault: those counted are not those there are; or their loss is no number.
         """
         model, world = self.strategy.unwrap(self.model), self.world
         model.eval()
@@ -387,6 +388,10 @@ class Trainer:
                 fix = "see that the data are whole and that this user may read them"
             seen = f"{totals[2]:.0f} counted and {totals[3]:.0f} skipped of {expected}, --data={self.options.data}"
             raise SharedFault(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
+        if math.isnan(totals[0]):
+            # The last step has spoilt the weights, and there may be no other whose loss would tell.
+            step = self.progress.step
+            raise self.divergence(f"the validation loss is nan after step {step}", step + 1)
         return totals[:3]
 
     def save(self, progress: Progress, own: Statistics) -> None:
@@ -440,14 +445,18 @@ class Trainer:
         own = [now - (sums.num_batches - 1 - first) // self.options.accumulate, first]
         bad = [(*found, rank) for rank, found in enumerate(self.world.gather(own)) if found[1] >= 0]
         step, _, rank = min(bad, default=(now, 0, 0))
+        raise self.divergence(f"the training loss is {loss} from step {step} on, where rank {rank} was the first", step)
+
+    def divergence(self, wrong: str, step: int) -> SharedFault:
+        """A loss that is no number, of the weights with which `step` begins."""
         goes_on = ""
         if self.saved_step is not None:
             # The first loss after a checkpoint is that of the checkpoint's own weights.
             how = "from before: --resume" if step > self.saved_step + 1 else "no better"
             goes_on = f"; the checkpoint of step {self.saved_step} is {how}"
-        raise SharedFault(
-            f"the training loss is {loss} from step {step} on, where rank {rank} was the first",
-            seen=f"epoch {self.progress.epoch + 1}, at step {now}, --lr={self.options.lr} "
+        return SharedFault(
+            wrong,
+            seen=f"epoch {self.progress.epoch + 1}, at step {self.progress.step}, --lr={self.options.lr} "
             f"--warmup-steps={self.options.warmup_steps}",
             fix=f"a smaller --lr, a longer warm-up or --clip-norm=1{goes_on}",
             code=ExitCode.FAILED,

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -14,16 +14,13 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from muster import interruption
 from muster.errors import ExitCode, MusterError
-from muster.train.distributed.backends import backend_for, refuse_shared_gpus
+from muster.train.distributed.backends import backend_for, compare_devices
 from muster.train.distributed.world import World, connect, device_for, read_environment
 from muster.train.health import faults
-from muster.train.health.faults import SharedFault, agree
+from muster.train.health.faults import agree
 from muster.train.reporting import console
-from muster.units import plural
+from muster.units import listed, plural
 from muster.variables import LaunchVariable, RankReport
-
-MOST_LISTED = 4
-"""So many names are listed before the rest is counted."""
 
 ALL_PAIRS_UP_TO = 32
 """Up to so many nodes each one is paired with each other one."""
@@ -90,13 +87,7 @@ def with_device(world: World, wanted: str, backend: str = "auto") -> World:
     kind = "cpu" if backend == "gloo" and wanted == "auto" else wanted
     device = agree(world, lambda: device_for(world, kind))
     world = replace(world, device=device)
-    on_cpu = [host for host, kind in world.gather([world.host, device.type]) if kind == "cpu"]
-    if 0 < len(on_cpu) < world.world_size:
-        wrong = "the ranks do not all have the same kind of device"
-        seen = f"CPUs on {listed(on_cpu)}, GPUs for the other ranks"
-        fix = "ask for as many GPUs on each node as it has ranks, or give --device=cpu"
-        raise SharedFault(wrong, seen=seen, fix=fix)
-    refuse_shared_gpus(world)
+    compare_devices(world)
     return replace(world, backend=agree(world, lambda: backend_for(backend, device, "ddp")))
 
 
@@ -165,15 +156,6 @@ def partners(node: int, num_nodes: int) -> list[int]:
         return [other for other in range(num_nodes) if other != node]
     steps = [1 << power for power in range((num_nodes // 2).bit_length())]
     return sorted({(node + way * step) % num_nodes for step in steps for way in (1, -1)} - {node})
-
-
-def listed(values: Iterable[object], most: int = MOST_LISTED, between: str = ", ") -> str:
-    """The different ones of `values` in a few words: "a, b, c, d and 5 more"; None and empty ones do not count."""
-    names = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
-    # One too many is shown as it is: to say "and 1 more" takes as much room.
-    if len(names) <= most + 1:
-        return between.join(names)
-    return f"{between.join(names[:most])} and {len(names) - most} more"
 
 
 def shape(world: World) -> str:

@@ -178,6 +178,16 @@ def test_a_run_that_fails_has_its_options_and_said_what_it_trains_with(train, tm
 
 
 @pytest.mark.process
+def test_a_run_whose_last_step_spoils_the_weights_fails(train, tmp_path):
+    argv = ["ddp", *SHORT, "--lr=1e30", "--warmup-steps=0", "--max-steps=1", "--name=run", f"--runs-dir={tmp_path}"]
+    ended = train(argv, 2)
+    assert [each.code for each in ended] == [1, 1]
+    assert "the validation loss is nan after step 1" in ended[0].err
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+@pytest.mark.process
 def test_a_run_of_tokens_reports_perplexity_and_a_short_one_has_a_curve(train, tmp_path):
     argv = ["single", "--model=gpt-tiny", "--data=synthetic", "--seq-len=16", "--num-samples=64", "--batch-size=4"]
     (ended,) = train([*argv, "--max-steps=12", "--name=run", f"--runs-dir={tmp_path}"], 1, ok=True)

@@ -16,6 +16,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from muster.errors import MusterError
 from muster.train.distributed.world import World, silent_stdout
 from muster.train.health.faults import SharedFault
+from muster.units import listed
+from muster.variables import LaunchVariable
 
 
 def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus: bool = False) -> str:
@@ -46,14 +48,29 @@ def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus:
     return wanted
 
 
-def refuse_shared_gpus(world: World) -> None:
-    """Raises SharedFault, on all ranks, where two have the same GPU, which NCCL would refuse in words of its own."""
+def compare_devices(world: World, *, share_gpus: bool = False) -> None:
+    """Returns if all ranks have a GPU of their own, or all compute on CPUs.
+
+    Args:
+        share_gpus: whether several may have the same one.
+
+    Raises:
+        SharedFault: on all ranks: some have a GPU and others none, who would wait for each other, or two have the same
+            one, which NCCL would refuse in words of its own.
+    """
     device = world.device
     name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"cpu {world.rank}"
     places = world.gather([world.host, name])
+    on_cpu = [host for host, name in places if name.startswith("cpu")]
+    if 0 < len(on_cpu) < world.world_size:
+        raise SharedFault(
+            "the ranks do not all have the same kind of device",
+            seen=f"CPUs on {listed(on_cpu)}, GPUs for the other ranks",
+            fix="ask for as many GPUs on each node as it has ranks, or give --device=cpu",
+        )
     for rank, place in enumerate(places):
         first = places.index(place)
-        if first != rank:
+        if first != rank and not share_gpus:
             raise SharedFault(
                 "two ranks would share one GPU",
                 seen=f"ranks {first} and {rank} on {place[0]} both see GPU {place[1]}",
@@ -61,6 +78,25 @@ def refuse_shared_gpus(world: World) -> None:
                 fix="start one process a GPU, each of which sees all GPUs of its node: one task a node, or "
                 "srun --gpu-bind=none",
             )
+
+
+def compare_fabrics(world: World) -> None:
+    """Returns if the launches of all nodes found the same fabric, where ranks speak through NCCL.
+
+    Raises:
+        SharedFault: on all ranks: over different ones NCCL waits, or ends in words of its own.
+    """
+    if world.backend is None or "nccl" not in world.backend:
+        return
+    found = world.gather(os.environ.get(LaunchVariable.FABRIC_FOUND, "tcp"))
+    if len(set(found)) > 1:
+        places = list(zip(found, world.hosts, strict=True))
+        hosts = {fabric: listed(host for one, host in places if one == fabric) for fabric in found}
+        raise SharedFault(
+            "the nodes found different fabrics",
+            seen="; ".join(f"{fabric} on {names}" for fabric, names in hosts.items()),
+            fix="look at what `muster fabric plan` says on them; over TCP, at a fraction of the speed: --fabric tcp",
+        )
 
 
 def open_group(world: World, *, has_powersgd: bool = False) -> None:

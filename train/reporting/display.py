@@ -19,7 +19,7 @@ from muster.train.optim import highest_lr
 from muster.train.reporting import console
 from muster.train.reporting.console import ERASE, Tee
 from muster.train.reporting.summary import Setup
-from muster.units import duration, percent, plural, quantity
+from muster.units import duration, listed, percent, plural, quantity
 
 WIDTH = 80
 LINE_EVERY_S = 15.0
@@ -137,14 +137,13 @@ class Display:
 def header(setup: Setup) -> dict[str, str]:
     """What the first lines of a run say: a name and a value for each."""
     options, world, source, run = setup.options, setup.world, setup.source, setup.run
-    hosts = ", ".join(world.nodes[:4]) + (f" and {len(world.nodes) - 4} more" if len(world.nodes) > 4 else "")
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
     if source.unit == "tokens":
         kind = f"sequences of {source.size} tokens, {source.num_classes} different ones"
     momentum = f"momentum {options.momentum:g}, " if options.optimizer == "sgd" else ""
     rows = {
-        "world": f"{plural(world.world_size, 'process')} on {hosts} "
+        "world": f"{plural(world.world_size, 'process')} on {listed(world.nodes)} "
         f"({setup.strategy}{', ' + world.backend if world.backend else ''})",
         "device": f"{device}, {setup.precision}",
         "model": f"{options.model}, {setup.num_parameters / 1e6:.1f} M parameters",

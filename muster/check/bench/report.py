@@ -20,11 +20,12 @@ from muster.check.bench.collectives import BY_NAME, ELEMENT, WrongValues, shown
 from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
-from muster.check.ranks import STYLES, listed, shape
+from muster.check.ranks import STYLES, shape
 from muster.errors import ExitCode, MusterError, one_line
 from muster.paths import installed
 from muster.train.distributed.world import World
 from muster.train.reporting import console
+from muster.units import listed
 from muster.variables import LaunchVariable
 
 HEADER = (

@@ -16,7 +16,7 @@ from muster.check.bench.sweep import Row, Sweep, chosen_sizes
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError
-from muster.train.distributed.backends import open_group
+from muster.train.distributed.backends import compare_fabrics, open_group
 from muster.train.distributed.world import RanksMissing, World, close_group
 from muster.train.health import faults, memory
 from muster.train.health.faults import Watch, agree
@@ -39,6 +39,7 @@ def run(options: BenchOptions) -> None:
         known = baseline.load(world, options, setting)
         if world.backend == "nccl":
             transport.request_log(os.environ)
+        compare_fabrics(world)
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:

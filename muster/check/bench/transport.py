@@ -21,10 +21,10 @@ from pathlib import Path
 import msgspec
 
 from muster.check.options import BenchOptions
-from muster.check.ranks import listed
 from muster.errors import ExitCode, MusterError
 from muster.paths import text_of
 from muster.train.distributed.world import World
+from muster.units import listed
 from muster.variables import LaunchVariable
 
 FOUND = LaunchVariable.FABRIC_FOUND

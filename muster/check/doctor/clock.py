@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from muster.check.doctor.finding import Finding
 from muster.check.options import DoctorOptions
-from muster.check.ranks import gather_hosts, leads_host, listed
+from muster.check.ranks import gather_hosts, leads_host
 from muster.train.distributed.world import World
+from muster.units import listed
 
 NAME = "clocks"
 

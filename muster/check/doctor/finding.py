@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from muster.check.ranks import listed
 from muster.errors import ExitCode, one_line
+from muster.units import listed
 
 Result = TypeVar("Result")
 

@@ -13,9 +13,9 @@ from muster.check.doctor.finding import Finding, alike, differences
 from muster.check.doctor.gpus import num_gpus
 from muster.check.doctor.storage import Space, measure
 from muster.check.options import DoctorOptions
-from muster.check.ranks import leads_host, listed
+from muster.check.ranks import leads_host
 from muster.train.distributed.world import World
-from muster.units import plural
+from muster.units import listed, plural
 
 NAME = "memory"
 

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from muster.check.doctor.finding import Finding, alike
 from muster.check.doctor.network import Place, gather_places
 from muster.check.options import DoctorOptions
-from muster.check.ranks import leads_host, listed
+from muster.check.ranks import leads_host
 from muster.interfaces import is_loopback
 from muster.train.distributed.world import World
+from muster.units import listed
 
 NAME = "names"
 

@@ -16,11 +16,11 @@ import msgspec
 from muster.check import fabric
 from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
-from muster.check.ranks import gather_hosts, leads_host, listed, partners
+from muster.check.ranks import gather_hosts, leads_host, partners
 from muster.interfaces import is_loopback, own_addresses, towards
 from muster.paths import text_of
 from muster.train.distributed.world import World
-from muster.units import plural
+from muster.units import listed, plural
 from muster.variables import LaunchVariable
 
 NAME = "network"

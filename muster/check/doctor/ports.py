@@ -18,9 +18,10 @@ from threading import Thread
 from muster.check.doctor.finding import Finding, alike
 from muster.check.doctor.network import Place, gather_places
 from muster.check.options import DoctorOptions
-from muster.check.ranks import gather_hosts, leads_host, listed
+from muster.check.ranks import gather_hosts, leads_host
 from muster.paths import text_of
 from muster.train.distributed.world import World
+from muster.units import listed
 
 NAME = "ports"
 

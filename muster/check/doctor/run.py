@@ -21,12 +21,12 @@ from muster.check import ranks
 from muster.check.doctor import clock, collectives, gpus, memory, names, network, ports, software, storage
 from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
-from muster.check.ranks import STYLES, listed, shape
+from muster.check.ranks import STYLES, shape
 from muster.errors import ExitCode, MusterError, one_line
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
 from muster.train.reporting import console
-from muster.units import plural
+from muster.units import listed, plural
 
 Subject = Any
 """A module with the functions that the `__init__` of this package describes."""

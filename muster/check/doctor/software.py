@@ -1,7 +1,6 @@
 """The software of the nodes: the same image, code, Python, torch and packages everywhere, and settings alike."""
 
 import hashlib
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,10 @@ import torch
 from muster.check import versions
 from muster.check.doctor.finding import Finding, Level, attempt, differences
 from muster.check.options import DoctorOptions
-from muster.check.ranks import leads_host, listed
-from muster.paths import ROOT
+from muster.check.ranks import leads_host
+from muster.paths import ROOT, image
 from muster.train.distributed.world import World
+from muster.units import listed
 
 NAME = "software"
 
@@ -82,12 +82,6 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
         cudnn=loaded.get("cudnn"),
         variables={name: value for name, value in sorted(os.environ.items()) if name.startswith(SHOWN)},
     )
-
-
-def image() -> str:
-    """The version and the revision of the container image that this runs in."""
-    image = json.loads((ROOT / "image.json").read_text())
-    return f"{image['version']} ({image['revision'][:12]})" if image.get("revision") else image["version"]
 
 
 def packages() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from muster.errors import MusterError
 from muster.train.distributed import backends
-from muster.train.distributed.backends import backend_for, open_group, refuse_shared_gpus
+from muster.train.distributed.backends import backend_for, compare_devices, compare_fabrics, open_group
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault
 
@@ -141,12 +141,25 @@ def test_ranks_that_share_a_gpu_speak_through_gloo():
 
 def test_two_ranks_on_one_gpu_are_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1"))
-    world: Any = SimpleNamespace(device=GPU, host="node", gather=lambda value: [value, value])
+    world: Any = SimpleNamespace(device=GPU, host="node", world_size=2, gather=lambda value: [value, value])
     with pytest.raises(SharedFault, match="share one GPU") as raised:
-        refuse_shared_gpus(world)
+        compare_devices(world)
     # A task that sees one GPU alone keeps NCCL from the direct way between GPUs.
     assert "--gpus-per-task" not in raised.value.fix
     assert "--gpu-bind=none" in raised.value.fix
+
+
+def test_nodes_that_found_different_fabrics_are_refused(monkeypatch):
+    monkeypatch.setenv("MUSTER_FABRIC_FOUND", "infiniband")
+    found = ["infiniband", "infiniband", "tcp", "tcp"]
+    world: Any = SimpleNamespace(backend="nccl", hosts=("a", "a", "b", "c"), gather=lambda value: found)
+    with pytest.raises(SharedFault, match="different fabrics") as raised:
+        compare_fabrics(world)
+    assert raised.value.seen == "infiniband on a; tcp on b, c"
+    world.gather = lambda value: [value] * 4
+    compare_fabrics(world)
+    world.backend, world.gather = "gloo", lambda value: found  # which takes TCP everywhere
+    compare_fabrics(world)
 
 
 @pytest.mark.process

@@ -91,6 +91,36 @@ def test_ranks_with_different_options_do_not_train_together(train, small, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_ranks_of_different_images_do_not_train_together(train, small, tmp_path):
+    older = "import os, torch; torch.__version__ = '2.0.1' if os.environ['RANK'] == '1' else torch.__version__"
+    ended = train(["ddp", *small, f"--runs-dir={tmp_path}"], 2, deadline_s=DEADLINE_S, before=older)
+    assert_one_message(ended, 2, "torch 2.0.1")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_with_and_without_a_gpu_do_not_train_together(train, small, tmp_path):
+    """As where a node's driver is broken, or its container was started without --nv."""
+    only_on_one = (
+        "import os, torch; from types import SimpleNamespace\n"
+        "torch.cuda.device_count = lambda: os.environ['RANK'] == '1'\n"
+        "torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid='GPU-1')"
+    )
+    ended = train(["ddp", *small, f"--runs-dir={tmp_path}"], 2, deadline_s=DEADLINE_S, before=only_on_one)
+    assert_one_message(ended, 2, "kind of device")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
+def test_ranks_compute_in_one_precision(train, summary_of, tmp_path, strategy):
+    """Weights and activations travel in it: nodes without bfloat16 in hardware decide for all."""
+    only_on_one = "import os; from muster.train import optim; optim.has_bf16 = lambda _: os.environ['RANK'] == '1'"
+    argv = [strategy, "--model=gpt-tiny", "--data=synthetic", "--seq-len=8", "--batch-size=4", "--num-samples=16"]
+    argv += ["--max-steps=1", "--device=cpu", "--name=run", f"--runs-dir={tmp_path}"]
+    [first, _] = train(argv, 2, deadline_s=DEADLINE_S, before=only_on_one, ok=True)
+    assert "no bfloat16" in first.out
+    assert summary_of(tmp_path / "run")["options"]["bf16"] is False
+
+
 def test_hosts_may_differ_in_paths_and_cores(train, tmp_path, make_images):
     for rank in (0, 1):
         make_images(tmp_path / f"images{rank}")
