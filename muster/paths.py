@@ -31,14 +31,15 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def image() -> str:
+def image(root: Path = ROOT) -> str:
     """The version and the revision of the container image that this runs in; nothing outside of one."""
-    if not (text := text_of(ROOT / "image.json")):
-        return ""
     import json  # here and not above: a launch has no use for it
 
-    described = json.loads(text)
-    return described["version"] + (f" ({described['revision'][:12]})" if described.get("revision") else "")
+    try:
+        described = json.loads(text_of(root / "image.json"))
+        return described["version"] + (f" ({described['revision'][:12]})" if described.get("revision") else "")
+    except (ValueError, KeyError):  # no file, or a damaged one
+        return ""
 
 
 def installed(package: str) -> str | None:

@@ -72,7 +72,7 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
     loaded: dict[str, Any] = attempt(versions.versions) or {}
     nccl: dict[str, str] = loaded.get("nccl") or {}
     return Facts(
-        image=attempt(image) or "none",
+        image=image(ROOT) or "none",
         packages=attempt(packages),
         code=attempt(code),
         python=".".join(platform.python_version_tuple()[:2]),
