@@ -10,7 +10,6 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from muster.config import Options
 from muster.train.distributed.world import World
-from muster.units import listed
 
 
 def build(options: Options, model: nn.Module, *, fused: bool) -> Optimizer:
@@ -72,11 +71,10 @@ def choose_precision(options: Options, world: World) -> tuple[Precision, tuple[s
     device, notes = world.device, ()
     bf16 = options.bf16
     if bf16 is None:
-        has = world.gather(has_bf16(device))
-        bf16 = all(has)
-        if any(has) and not bf16:
-            lacking = listed(host for host, one in zip(world.hosts, has, strict=True) if not one)
-            notes = (f"fp32 on all ranks: no bfloat16 in the hardware of {lacking}",)
+        hosts = world.hosts_by(has_bf16(device))
+        bf16 = False not in hosts
+        if len(hosts) > 1:
+            notes = (f"fp32 on all ranks: no bfloat16 in the hardware of {hosts[False]}",)
     # On CPUs torch's fused SGD is no faster than the plain one, and wrong where a gradient is not laid out in memory as
     # its weight is.
     fused = options.fused and (options.optimizer != "sgd" or device.type == "cuda")

@@ -88,10 +88,8 @@ def compare_fabrics(world: World) -> None:
     """
     if world.backend is None or "nccl" not in world.backend:
         return
-    found = world.gather(os.environ.get(LaunchVariable.FABRIC_FOUND, "tcp"))
-    if len(set(found)) > 1:
-        places = list(zip(found, world.hosts, strict=True))
-        hosts = {fabric: listed(host for one, host in places if one == fabric) for fabric in found}
+    hosts = world.hosts_by(os.environ.get(LaunchVariable.FABRIC_FOUND, "tcp"))
+    if len(hosts) > 1:
         raise SharedFault(
             "the nodes found different fabrics",
             seen="; ".join(f"{fabric} on {names}" for fabric, names in hosts.items()),

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from muster.errors import ExitCode, MusterError
 from muster.train.reporting.metrics import Stopwatch
+from muster.units import listed
 
 SET_UP, COMPUTING, DATA, LEFT = "set-up", "computing", "waiting for data", "left"
 CONNECTING = "connecting to the other ranks"
@@ -152,6 +153,12 @@ class World:
             self.wait([f"{turn}/all"])
             values = json.loads(self.store.get(f"{turn}/all"))
         return values if len(values) == self.world_size else values * self.world_size
+
+    def hosts_by(self, value: Any) -> dict[Any, str]:
+        """The hosts whose ranks have the same `value`, in words, by these values: one entry where all ranks agree."""
+        values = self.gather(value)
+        places = list(zip(values, self.hosts or (self.host,), strict=True))
+        return {value: listed(host for other, host in places if other == value) for value in dict.fromkeys(values)}
 
     def wait(self, keys: list[str]) -> None:
         """Returns when the store has all `keys`, which end in a rank or in "all"."""

@@ -1,5 +1,6 @@
 """`--backend`: what this torch has is taken, what it has not is refused before anything is opened."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,13 +153,13 @@ def test_two_ranks_on_one_gpu_are_refused(monkeypatch):
 def test_nodes_that_found_different_fabrics_are_refused(monkeypatch):
     monkeypatch.setenv("MUSTER_FABRIC_FOUND", "infiniband")
     found = ["infiniband", "infiniband", "tcp", "tcp"]
-    world: Any = SimpleNamespace(backend="nccl", hosts=("a", "a", "b", "c"), gather=lambda value: found)
+    monkeypatch.setattr(World, "gather", lambda world, value: found)
+    world = World(world_size=4, backend="nccl", hosts=("a", "a", "b", "c"))
     with pytest.raises(SharedFault, match="different fabrics") as raised:
         compare_fabrics(world)
     assert raised.value.seen == "infiniband on a; tcp on b, c"
-    world.gather = lambda value: [value] * 4
-    compare_fabrics(world)
-    world.backend, world.gather = "gloo", lambda value: found  # which takes TCP everywhere
+    compare_fabrics(replace(world, backend="gloo"))  # which takes TCP everywhere
+    monkeypatch.setattr(World, "gather", lambda world, value: [value] * 4)
     compare_fabrics(world)
 
 
