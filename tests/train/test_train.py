@@ -204,6 +204,15 @@ def test_lines_come_as_often_as_asked_and_an_end_before_the_last_step_is_told(tr
     assert "after 8 steps" in note
 
 
+@pytest.mark.process
+def test_a_long_run_has_fewer_lines_than_at_its_beginning(train, tmp_path):
+    argv = ["single", "--model=gpt-tiny", "--data=synthetic", "--seq-len=16", "--num-samples=64", "--batch-size=4"]
+    argv += ["--max-steps=10", "--name=run", f"--runs-dir={tmp_path}"]
+    train(argv, before="from muster.train import trainer\ntrainer.LOG_ALL, trainer.LOG_STEPS = 4, 3", ok=True)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "steps"] == [1, 2, 3, 4, 6, 9]
+
+
 def test_who_knows_whom():
     for path in (ROOT / "train").rglob("*.py"):
         tree = ast.parse(path.read_text())
