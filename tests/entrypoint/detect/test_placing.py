@@ -189,6 +189,12 @@ def test_a_task_of_flux_sees_all_devices_of_its_job() -> None:
     assert (found.gpus_seen, found.nproc_per_node, found.local_rank) == (2, 2, 1)
 
 
+def test_a_job_of_flux_on_one_node() -> None:
+    of_job = {"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "1", "FLUX_JOB_SIZE": "2"}
+    found = detect(Environment({**of_job, "FLUX_TASK_RANK": "1", "FLUX_TASK_LOCAL_ID": "1"}, host="a"))
+    assert place(found) == (0, 1, 1, 2)
+
+
 def test_flux_that_disagrees_with_a_launcher_inside_it() -> None:
     with pytest.raises(MusterError, match="disagree on which process this is"):
         detect(changed(FLUX, PMI_RANK="0"))
