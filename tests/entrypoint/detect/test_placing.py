@@ -68,6 +68,7 @@ def test_ranks_in_turns_are_right_where_the_hosts_are_known() -> None:
     listed = {"MUSTER_HOSTS": "a,b"}
     assert place(detect(hydra(1, 4, 0, 2, **listed))) == (1, 0, 1, 4)
     assert place(detect(hydra(3, 4, 1, 2, **listed))) == (1, 1, 3, 4)
+    assert place(detect(hydra(2, 4, 1, 2, **listed, host="a"))) == (0, 1, 2, 4)
     with pytest.raises(MusterError, match=r"neither in blocks nor in turns .* where they meet can't be told"):
         detect(hydra(0, 4, 0, 2, **listed))
 
