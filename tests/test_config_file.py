@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_a_run_writes_starts_the_same_run_under_a_name_of_its_own(file: Path, strategy: str) -> None:
-    options = Options(data='imagefolder:/a "b"\\\n\x7fé', lr=1e-05, bf16=False, fused=False, max_steps=3, seed=7)
+    options = Options(data='imagefolder:/a "b"\\\n\x7fé🙂', lr=1e-05, bf16=False, fused=False, max_steps=3, seed=7)
     file.write_text(to_toml(strategy, replace(options, name="a", resume="auto")), encoding="utf-8")
     assert parse([strategy, f"--config={file}"]) == (strategy, options)
     assert parse([strategy, "--name", "b", "--config", str(file)]) == (strategy, replace(options, name="b"))
@@ -105,6 +105,7 @@ def test_what_is_not_there_or_of_another_type_is_refused(file: Path, text: str, 
     assert str(file) in refused.value.seen
     assert seen in refused.value.seen
     assert fix in refused.value.fix
+    assert "[]" not in refused.value.wrong  # of what stands in no section
 
 
 def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_what_a_run_leaves(finished):
     times = summary["step_time_s"]
     assert 0 < times["p50"] <= times["p95"] <= times["p99"] <= times["max"]
     assert summary["num_timed_steps"] == 87
+    assert 0 < sum(epoch["seconds"] for epoch in summary["epochs"]) < summary["seconds"] < 500
     assert summary["flops_per_sample"] > 6 * summary["num_parameters"]
     assert summary["flops_per_second_per_rank"] > 0
     assert (summary["mfu"], summary["energy_j"], summary["profile"]) == (None,) * 3
@@ -212,6 +213,15 @@ def test_lines_come_as_often_as_asked_and_an_end_before_the_last_step_is_told(tr
     assert [line.split()[3] for line in ended.out.splitlines() if "  step " in line] == ["3/8", "6/8"]
     (note,) = (line for line in ended.out.splitlines() if "--max-steps=9" in line and line.startswith("note: "))
     assert "after 8 steps" in note
+
+
+@pytest.mark.process
+def test_a_long_run_has_fewer_lines_than_at_its_beginning(train, tmp_path):
+    argv = ["single", "--model=gpt-tiny", "--data=synthetic", "--seq-len=16", "--num-samples=64", "--batch-size=4"]
+    argv += ["--max-steps=10", "--name=run", f"--runs-dir={tmp_path}"]
+    train(argv, before="from muster.train import trainer\ntrainer.LOG_ALL, trainer.LOG_STEPS = 4, 3", ok=True)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "steps"] == [1, 2, 3, 4, 6, 9]
 
 
 def test_who_knows_whom():

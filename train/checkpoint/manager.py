@@ -126,7 +126,7 @@ def prune(run: Path, step: int, keep: int) -> None:
                 (path / storage.INDEX).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink(missing_ok=True)
+                path.unlink()
 
 
 class CheckpointManager:

@@ -106,7 +106,7 @@ def test_the_name_of_an_address_only_counts_by_its_time(monkeypatch):
     monkeypatch.setattr(names.socket, "getnameinfo", back)
     first, second = look_up(nodes(2))
     assert first.addresses == second.addresses == ["10.0.0.7"]
-    assert second.took_s >= 0.2
+    assert 0.2 <= second.took_s < names.LIMIT_S  # it was waited for
 
 
 def test_slow_lookups_are_told_with_their_time():

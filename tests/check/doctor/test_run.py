@@ -49,6 +49,25 @@ def test_healthy_nodes_get_one_line_more_than_the_table() -> None:
     assert not [line for line in lines if "seen:" in line or "failed" in line]
 
 
+def test_a_row_says_what_was_found_and_where() -> None:
+    first, second = (Finding("warning", "x", host, f"{host} is slow", "seen", "fix") for host in ("n1", "n2"))
+    parts = [
+        Part("memory", "enough"),
+        Part("clocks", "", [first]),
+        Part("names", "", [first, second]),
+        Part("software", "", [Finding("failed", "x", "", "it is old", "seen", "fix")]),
+        Part("ports", "not tried", is_seen=False),
+    ]
+    lines = printed(Report([], parts), None).splitlines()
+    assert [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")] == [
+        ["memory", "ok", "enough"],
+        ["clocks", "warning", "n1: n1 is slow"],
+        ["names", "warning", "n1, n2: n1 is slow, and 1 more"],
+        ["software", "failed", "it is old"],
+        ["ports", "-", "not tried"],
+    ]
+
+
 def test_of_many_findings_the_first_are_shown() -> None:
     found = [Finding("warning", "x", f"n{number}", "wrong", "seen", "fix") for number in range(30)]
     text = printed(Report([], [Part("x", "", found)]), None)

@@ -1,5 +1,6 @@
 """What a node's agent says of workers that failed."""
 
+import json
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from muster.entrypoint.agent.agent import Status
-from muster.entrypoint.agent.failures import lost_nodes, report
+from muster.entrypoint.agent.failures import lost_nodes, not_met, report
 from muster.paths import ROOT
 from muster.variables import LaunchVariable, RankReport
 
@@ -152,10 +153,51 @@ def test_the_first_is_the_one_that_was_killed(
         (tmp_path / str(pid)).write_text(f"/a/log\n{RankReport.ERROR_SHOWN}\n")
     assert report({rank: failures[rank] for rank in (4, 6)}, status) == 1
     assert capsys.readouterr().err == ""
+    assert report(failures, status) == 1
+    assert capsys.readouterr().err.startswith("error: rank 5 on ")
+    # Nor is one that was ended by SIGTERM meanwhile, as an agent or a scheduler does.
+    assert report({1: failure(101, 3, 100), 2: failure(102, -signal.SIGTERM, 99)}, status) == 1
+    assert capsys.readouterr().err.startswith("error: rank 1 on ")
     monkeypatch.delenv(LaunchVariable.RANK_REPORTS)
     assert report(failures, status) == 1
     assert "log:" not in capsys.readouterr().err
     assert report({4: failure(104, 2, 1), 5: failure(105, -9, 0)}, status) == 2
+
+
+def test_what_a_worker_recorded_is_shown_or_which_process_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "error.json"
+    recorded = {"message": "ValueError: made for the test\nmore", "extraInfo": {"timestamp": "99"}}
+    file.write_text(json.dumps({"message": recorded}))
+    told = ProcessFailure(local_rank=0, pid=101, exitcode=1, error_file=str(file))
+    for each, seen in ((told, "ValueError: made for the test"), (failure(101, 1, 99), "process 101")):
+        assert report({1: each}, Status()) == 1
+        said = capsys.readouterr().err
+        assert f" seen: {seen}\n" in said
+        assert "--tee 3" in said
+    monkeypatch.setenv("MUSTER_COMMAND", "train ddp")
+    assert report({1: told}, Status()) == 1
+    assert "--debug shows its traceback" in capsys.readouterr().err
+
+
+def test_a_wrong_call_does_not_follow_from_another_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    for exitcode, follows in ((1, True), (2, False)):
+        assert report({1: failure(101, exitcode, 99)}, Status(elsewhere="rank 0 on node01 failed")) == 1
+        assert ("after another: rank 0 on node01 failed" in capsys.readouterr().err) == follows
+
+
+@pytest.mark.parametrize(
+    ("words", "is_taken"),
+    [
+        ("[Errno 98] Address already in use", True),
+        ("The server socket has failed to listen. port: 61000, code: -98, name: EADDRINUSE", True),
+        ("connection timed out", False),
+    ],
+)
+def test_a_port_that_is_taken_is_told_as_that(words: str, is_taken: bool) -> None:
+    told = not_met("node01", 61000, "2", OSError(words))
+    assert (told.code, "--master-port PORT" in told.fix) == ((2, True) if is_taken else (1, False))
 
 
 STOPPED = """

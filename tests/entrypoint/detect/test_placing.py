@@ -68,6 +68,7 @@ def test_ranks_in_turns_are_right_where_the_hosts_are_known() -> None:
     listed = {"MUSTER_HOSTS": "a,b"}
     assert place(detect(hydra(1, 4, 0, 2, **listed))) == (1, 0, 1, 4)
     assert place(detect(hydra(3, 4, 1, 2, **listed))) == (1, 1, 3, 4)
+    assert place(detect(hydra(2, 4, 1, 2, **listed, host="a"))) == (0, 1, 2, 4)
     with pytest.raises(MusterError, match=r"neither in blocks nor in turns .* where they meet can't be told"):
         detect(hydra(0, 4, 0, 2, **listed))
 
@@ -187,6 +188,12 @@ def test_a_step_of_the_job_that_submitted_this_one_is_left_over() -> None:
 def test_a_task_of_flux_sees_all_devices_of_its_job() -> None:
     found = detect(FLUX)
     assert (found.gpus_seen, found.nproc_per_node, found.local_rank) == (2, 2, 1)
+
+
+def test_a_job_of_flux_on_one_node() -> None:
+    of_job = {"FLUX_JOB_ID": "f1", "FLUX_JOB_NNODES": "1", "FLUX_JOB_SIZE": "2"}
+    found = detect(Environment({**of_job, "FLUX_TASK_RANK": "1", "FLUX_TASK_LOCAL_ID": "1"}, host="a"))
+    assert place(found) == (0, 1, 1, 2)
 
 
 def test_flux_that_disagrees_with_a_launcher_inside_it() -> None:

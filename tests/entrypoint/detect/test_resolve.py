@@ -334,8 +334,12 @@ def test_a_task_of_blaunch_that_is_not_this_hosts_is_refused(task: str) -> None:
 
 
 def test_the_launch_node_is_no_node_that_jsrun_leaves_out() -> None:
-    found = detect(recording.load(FOLDERS / "documented" / "lsf_jsrun_one_a_node.h36n18.1.env"))
-    assert not [note for note in found.notes if "nodes" in note]
+    task = recording.load(FOLDERS / "documented" / "lsf_jsrun_one_a_node.h36n18.1.env")
+    # Also where a slot a host leaves its number alone to tell it by.
+    one_slot = {"LSB_HOSTS": "batch2 h36n03 h36n18", "LSB_MCPU_HOSTS": "batch2 1 h36n03 1 h36n18 1"}
+    for found in (detect(task), detect(changed(task, **one_slot))):
+        assert (found.node_rank, found.hosts) == (1, ("h36n03", "h36n18"))
+        assert not [note for note in found.notes if "nodes" in note]
 
 
 @pytest.mark.parametrize("slots", [2, 4])
@@ -417,6 +421,13 @@ def test_a_pod_whose_name_volcano_does_not_list_is_told_by_its_index_where_there
     of_two_lists = recording.load(FOLDERS / "documented" / "volcano_pytorch.job-worker-0.1.env")
     with pytest.raises(MusterError, match="disagree on which pod"):
         detect(replace(of_two_lists, host="other"))
+
+
+@pytest.mark.parametrize("missing", ["VC_TASK_INDEX", "VK_TASK_INDEX"])
+def test_one_index_of_a_pod_is_enough_for_volcano(missing: str) -> None:
+    worker = recording.load(FOLDERS / "documented" / "volcano_workers.job-worker-1.1.env")
+    left = {name: value for name, value in worker.items() if name != missing}
+    assert detect(replace(worker, variables=left, host="other")).node_rank == 1
 
 
 def test_a_service_that_happens_to_be_called_pet_makes_no_job() -> None:

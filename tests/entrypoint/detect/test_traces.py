@@ -60,6 +60,12 @@ def test_a_machine_without_a_job_has_no_trace(cgroup: str) -> None:
     assert traces.find(cgroup, MOUNTS, ["starter", "bash", "sshd", "systemd"]) is None
 
 
+def test_a_file_that_is_bound_under_another_name_tells() -> None:
+    elsewhere = NODE_FILE.replace("/var/spool/pbs/aux/7.pbshead ro", "/nodes ro")
+    found = traces.find("", MOUNTS + elsewhere, ["bash"])
+    assert found == Trace("pbs", "the mount /var/spool/pbs/aux/7.pbshead")
+
+
 @pytest.mark.parametrize(
     ("name", "owner"),
     [

@@ -194,6 +194,25 @@ def test_an_address_of_another_node_than_the_first_is_refused(address: str) -> N
     assert rendezvous.meet(detect(env, by_hand), env, by_hand).master_addr == address
 
 
+@pytest.mark.parametrize(
+    ("size", "local_size", "is_open"), [(2, 1, True), (2, 2, True), (1, 1, False)], ids=["nodes", "tasks", "alone"]
+)
+def test_processes_that_no_list_names_have_to_find_each_other(size: int, local_size: int, is_open: bool) -> None:
+    ranks = {"PMI_RANK": "0", "PMI_SIZE": str(size), "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": str(local_size)}
+    env = Environment(ranks, host="a")
+    found = detect(env)
+    assert rendezvous.is_open(rendezvous.meet(found, env, LaunchOptions()), found) == is_open
+
+
+def test_a_name_with_addresses_of_both_kinds_leads_to_that_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert network.resolve("node01", "host node01") == "10.0.0.1"
+
+
 def test_node_rank_0_by_hand_is_where_the_others_look_for_it() -> None:
     listed = Environment({"MUSTER_HOSTS": "node[01-03]"}, host="node03")
 

@@ -117,6 +117,8 @@ def test_a_second_one_waits_for_the_first(manager, held, tmp_path):
     manager.save({"model": {"w": torch.zeros(10)}}, 10)
     second = threading.Thread(target=manager.save, args=({"model": {"w": torch.ones(10)}}, 20))
     second.start()
+    second.join(0.3)
+    assert second.is_alive()
     held.set()
     second.join(DEADLINE_S)
     manager.wait()

@@ -81,8 +81,14 @@ def test_stopped_after_two_epochs(train, common, straight, tmp_path, num_workers
 def test_stopped_in_the_middle_of_an_epoch(train, common, straight, tmp_path):
     argv = ["ddp", *common, "--epochs=4", "--name=run", f"--runs-dir={tmp_path}"]
     train([*argv, "--max-steps=6"], 2, ok=True)
+    log = tmp_path / "run" / "metrics.jsonl"
+    before = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps({**line, "seconds": 1e4}) + "\n" for line in before))  # as if it were slow
     train([*argv, "--resume"], 2, ok=True)
     assert_same_bits(straight, tmp_path / "run")
+    steps = [line for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "steps"]
+    assert all(line["seconds"] > 1e4 for line in steps if line["step"] > 6)
+    assert steps[-1]["step"] > 6
     # The losses on the way are the means of the whole epoch so far, in both.
     assert losses(tmp_path / "run") == pytest.approx(losses(straight))
 

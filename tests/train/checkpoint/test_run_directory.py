@@ -48,6 +48,7 @@ def test_default_names_are_safe(data, name):
 def test_without_a_name_each_run_gets_its_own_folder(tmp_path):
     runs = [choose_run(options(tmp_path), "ddp").folder.name for _ in range(3)]
     assert runs == ["resnet18-digits-ddp", "resnet18-digits-ddp-2", "resnet18-digits-ddp-3"]
+    assert choose_run(Options(runs_dir=str(tmp_path / "new" / "runs")), "ddp").folder.is_dir()
 
 
 def test_an_explicit_name_is_never_overwritten(tmp_path):
@@ -103,6 +104,9 @@ def test_resume_a_folder_a_file_a_name(tmp_path):
         assert chosen.resumed_from.name == f"step-0000000{path}"
     branch = choose_run(options(tmp_path, resume=str(first), name="branch"), "ddp")
     assert (branch.folder.name, branch.resumed_from) == ("branch", first)
+    with_checkpoint(branch.folder)
+    with pytest.raises(MusterError, match="never overwritten"):
+        choose_run(options(tmp_path, resume=str(first), name="branch"), "ddp")
     for name in ("older", "n" * 300):  # the system does not even look for the second
         with pytest.raises(MusterError, match="nothing of this name"):
             choose_run(options(tmp_path, resume=name), "ddp")

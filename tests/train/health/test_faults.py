@@ -12,6 +12,7 @@ import pytest
 
 from muster.train import checkpoint
 from muster.train.distributed.world import World
+from muster.train.health.faults import connection_lost, is_echo
 from muster.train.trainer import promised_gpus
 from tests.train.conftest import bare
 
@@ -88,6 +89,9 @@ def test_ranks_with_different_options_do_not_train_together(train, small, tmp_pa
     only_on_one = f"import os, sys; sys.argv += [{option!r}] * (os.environ['RANK'] == '1')"
     ended = train(["ddp", *small, f"--runs-dir={tmp_path}"], 2, deadline_s=DEADLINE_S, before=only_on_one)
     assert_one_message(ended, 2, option)
+    # Elsewhere is the rank that came first.
+    told = f"elsewhere {option}, here the default", f"elsewhere the default, here {option}"
+    assert any(line in rank.err for rank in ended for line in told), ended
     assert not list(tmp_path.iterdir())
 
 
@@ -126,9 +130,11 @@ def test_hosts_may_differ_in_paths_and_cores(train, tmp_path, make_images):
         make_images(tmp_path / f"images{rank}")
     of_rank = (
         "import os, sys; rank = os.environ['RANK']\n"
-        f"sys.argv += [f'--data=imagefolder:{tmp_path}/images{{rank}}', f'--train-num-workers={{rank}}']"
+        f"sys.argv += [f'--data=imagefolder:{tmp_path}/images{{rank}}', f'--train-num-workers={{rank}}']\n"
+        f"sys.argv += [f'--runs-dir={tmp_path}/runs{{rank}}', f'--valid-num-workers={{rank}}']\n"
+        "sys.argv += ['--resume=' + ('latest' if rank == '0' else 'auto')]"
     )
-    argv = ["ddp", "--image-size=32", "--batch-size=8", "--max-steps=1", f"--runs-dir={tmp_path / 'runs'}"]
+    argv = ["ddp", "--image-size=32", "--batch-size=8", "--max-steps=1"]
     train(argv, 2, deadline_s=DEADLINE_S, before=of_rank, ok=True)
 
 
@@ -208,6 +214,7 @@ def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, tmp_pa
 def test_an_existing_run_is_not_overwritten(train, small, tmp_path):
     argv = ["ddp", *small, "--max-steps=1", "--name=run", f"--runs-dir={tmp_path}"]
     train(argv, ok=True)
+    assert not (tmp_path / "run" / ".writer").exists()  # a training on another host would wait for its death
     before = (tmp_path / "run" / "summary.json").read_text()
     assert_one_message(train(argv, 2, deadline_s=DEADLINE_S), 2, "never overwritten", "--resume")
     assert (tmp_path / "run" / "summary.json").read_text() == before
@@ -219,6 +226,16 @@ def test_debug_shows_where(ranks, tmp_path):
     [ended] = wait_ranks(start_ranks(argv, 1, tmp_path, env={"MUSTER_DEBUG": "1"}), tmp_path, DEADLINE_S)
     assert ended.code == 2
     assert "Traceback" in ended.err
+
+
+def test_a_connection_that_is_lost_is_told_with_its_other_end():
+    text = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:552] Connection closed by peer [10.0.0.2]:29511"
+    error = RuntimeError(f"{text}. This is typically caused by a remote worker crashing.\nframe #0")
+    assert is_echo(error)
+    told = connection_lost(error, World(rank=1, host="node01"))
+    assert (told.code, told.seen) == (1, "rank 1 on node01: Connection closed by peer [10.0.0.2]:29511")
+    assert not is_echo(RuntimeError("the shapes don't fit"))
+    assert not is_echo(OSError("Connection reset by peer"))  # of a file system
 
 
 def test_promised_gpus_that_torch_does_not_see(monkeypatch):

@@ -1,10 +1,12 @@
 """Memory: what becomes of what tensors leave; and memory that is used up, told in three lines."""
 
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -85,12 +87,16 @@ def test_the_words_for_a_gpu(monkeypatch):
     assert told.fix == "--activation-checkpoint=selective or --cpu-offload"
 
 
-def test_a_real_allocation_that_is_too_large():
+@pytest.mark.parametrize("limit", [resource.RLIM_INFINITY, 3 * 2**28])
+def test_a_real_allocation_that_is_too_large(monkeypatch, limit):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, resource.RLIM_INFINITY))
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
     told = explain(caught.value, "single", Options(batch_size=7), World())
     assert told is not None
     assert "more asked for" in told.seen
+    total = "0.75" if limit > 0 else f"{psutil.virtual_memory().total / 2**30:.2f}"
+    assert f" of {total} GiB held" in told.seen
     assert told.fix.startswith("--batch-size=3")
 
 

@@ -94,6 +94,7 @@ def test_a_time_that_is_none(name, text):
     with pytest.raises(MusterError, match=f"{name} is no time") as refusal:
         find(10, times(1, 59) | {name: text})
     assert refusal.value.code == 2
+    assert refusal.value.fix.startswith(f"export {name}=$(date ")
 
 
 def test_a_notice_reads_the_clock_when_it_is_asked(monkeypatch):
@@ -134,8 +135,9 @@ def test_the_grace_that_is_asked_for_counts():
     found = grace_period({"MUSTER_SCHEDULER": "pbs"}, TimeLimit(NOW, 600))
     assert found.note(500, 1) is None
     assert grace_period({}, None).note(1e6, 1) is None
-    with pytest.raises(MusterError, match="MUSTER_GRACE_S"):
+    with pytest.raises(MusterError, match="MUSTER_GRACE_S") as refusal:
         grace_period({"MUSTER_GRACE_S": "soon"}, None)
+    assert refusal.value.fix == "export MUSTER_GRACE_S=300"
 
 
 SHORT = times(0, 5) | {"MUSTER_GRACE_S": "300"}
