@@ -94,6 +94,24 @@ def test_a_cosine_after_a_warm_up_goes_on_falling_when_ranks_are_lost_or_come(do
     assert rest == pytest.approx(rates[-len(rest) :], abs=1e-6)
 
 
+@pytest.mark.parametrize(("done", "world_size", "warmup"), [(5, 4, 0), (5, 4, 8), (4, 3, 8)])
+def test_a_second_stop_among_as_many_ranks_changes_no_bit_of_a_cosine(done, world_size, warmup):
+    """As 2 ranks go on as 4 within an epoch, which has a step less than others then: a stop after it made a jump."""
+    options = Options(lr=1.0, warmup_steps=warmup, epochs=4, lr_schedule="cosine").settled()
+    sampler = order_of(world_size)
+    progress = Progress(sample=10 * done, step=done, warmed=10 * min(warmup, done))
+    course = extent(options, progress, sampler)
+    whole, stopped = [], []
+    for step in range(done, course[0]):
+        if 100 - progress.sample < sampler.global_batch:
+            progress.epoch, progress.sample = progress.epoch + 1, 0
+        whole.append(lr_at(options, 1.0, step, *course))
+        stopped.append(lr_at(options, 1.0, step, *extent(options, progress, sampler)))
+        progress.warmed += sampler.global_batch * (step < warmup)
+        progress.sample, progress.step = progress.sample + sampler.global_batch, step + 1
+    assert stopped == whole
+
+
 def test_a_cosine_goes_on_over_data_that_are_fewer_than_those_used_of_the_epoch():
     """As 90 of 100 samples are used, and 40 are left of the data: the epoch is over, and three more have four steps."""
     options = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine").settled()
