@@ -68,16 +68,18 @@ def choose_precision(options: Options, world: World) -> tuple[Precision, tuple[s
     Returns:
         the precision, and notes on it.
     """
-    device, notes = world.device, ()
-    bf16 = options.bf16
+    bf16, notes = options.bf16, ()
     if bf16 is None:
-        hosts = world.hosts_by(has_bf16(device))
+        hosts = world.hosts_by(has_bf16(world.device))
         bf16 = False not in hosts
         if len(hosts) > 1:
             notes = (f"fp32 on all ranks: no bfloat16 in the hardware of {hosts[False]}",)
     # On CPUs torch's fused SGD is no faster than the plain one, and wrong where a gradient is not laid out in memory as
     # its weight is.
-    fused = options.fused and (options.optimizer != "sgd" or device.type == "cuda")
+    # Its fused AdamW rounds the last few numbers of a tensor in another way than the others, and the parts of a weight
+    # end elsewhere than the whole.
+    is_fit = world.device.type == "cuda" or (options.optimizer != "sgd" and not options.deterministic)
+    fused = options.fused and is_fit
     return Precision(bf16=bf16, channels_last=options.channels_last, fused=fused), notes
 
 

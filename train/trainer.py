@@ -623,7 +623,6 @@ def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple
     warmup = options.warmup_steps
     epoch_steps = sampler.num_samples // sampler.global_batch
     sample = min(progress.sample, sampler.num_samples)  # the data may be fewer than they were
-    used = progress.epoch * epoch_steps + sample // sampler.global_batch
     left = (options.epochs - progress.epoch - 1) * epoch_steps
     left += (sampler.num_samples - sample) // sampler.global_batch
     num_steps = progress.step + left
@@ -632,8 +631,10 @@ def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple
     if options.lr_steps:
         return num_steps, 0, warmup
     # A checkpoint of an older version does not know the data of its warm-up.
-    warmed = progress.warmed / sampler.global_batch if progress.warmed else min(warmup, progress.step)
-    return num_steps, used - progress.step, warmed + max(0, warmup - progress.step)
+    warmed = progress.warmed or min(warmup, progress.step) * sampler.global_batch
+    # From what is left, and with one division: the same bits wherever a run of as many ranks is stopped again.
+    start = (warmed + max(0, warmup - progress.step) * sampler.global_batch) / sampler.global_batch
+    return num_steps, options.epochs * epoch_steps - num_steps, start
 
 
 def lr_at(options: Options, highest: float, step: int, num_steps: int, ahead: int, start: float) -> float:

@@ -32,6 +32,24 @@ def test_norms_and_biases_do_not_decay(name):
     assert {group["weight_decay"] for group in every.param_groups} == {0.1}
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_the_parts_of_a_weight_get_the_bits_that_the_whole_gets(name):
+    """As fsdp cuts weights anywhere. torch's fused AdamW for CPUs gave the last numbers of a part other bits."""
+    asked = Options(optimizer=name, deterministic=True).settled()
+
+    def trained(size):
+        drawn = torch.Generator().manual_seed(0)
+        parts = nn.ParameterList(torch.randn(128, generator=drawn).split(size))
+        optimizer = optim.build(asked, parts, fused=optim.choose_precision(asked, World())[0].fused)
+        for _ in range(20):
+            for part, gradient in zip(parts, torch.randn(128, generator=drawn).split(size), strict=True):
+                part.grad = gradient
+            optimizer.step()
+        return torch.cat([part.detach() for part in parts])
+
+    assert torch.equal(trained(128), trained(7))
+
+
 def test_the_rate_rises_and_falls():
     constant = Options(lr=0.4, warmup_steps=4).settled()
     assert [lr_at(constant, 0.4, step, 10, 0, 4) for step in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
@@ -92,6 +110,24 @@ def test_a_cosine_after_a_warm_up_goes_on_falling_when_ranks_are_lost_or_come(do
     again = extent(options, later, after)
     rest = [lr_at(options, 1.0, step, *again) for step in range(later.step, again[0])]
     assert rest == pytest.approx(rates[-len(rest) :], abs=1e-6)
+
+
+@pytest.mark.parametrize(("done", "world_size", "warmup"), [(5, 4, 0), (5, 4, 8), (4, 3, 8)])
+def test_a_second_stop_among_as_many_ranks_changes_no_bit_of_a_cosine(done, world_size, warmup):
+    """As 2 ranks go on as 4 within an epoch, which has a step less than others then: a stop after it made a jump."""
+    options = Options(lr=1.0, warmup_steps=warmup, epochs=4, lr_schedule="cosine").settled()
+    sampler = order_of(world_size)
+    progress = Progress(sample=10 * done, step=done, warmed=10 * min(warmup, done))
+    course = extent(options, progress, sampler)
+    whole, stopped = [], []
+    for step in range(done, course[0]):
+        if 100 - progress.sample < sampler.global_batch:
+            progress.epoch, progress.sample = progress.epoch + 1, 0
+        whole.append(lr_at(options, 1.0, step, *course))
+        stopped.append(lr_at(options, 1.0, step, *extent(options, progress, sampler)))
+        progress.warmed += sampler.global_batch * (step < warmup)
+        progress.sample, progress.step = progress.sample + sampler.global_batch, step + 1
+    assert stopped == whole
 
 
 def test_a_cosine_goes_on_over_data_that_are_fewer_than_those_used_of_the_epoch():
