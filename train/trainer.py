@@ -148,7 +148,11 @@ class Trainer:
         options = self.options
         self.identity = {"model": options.model, "num_classes": self.source.num_classes, "optimizer": options.optimizer}
         self.manager = CheckpointManager(
-            self.run.folder, self.world, keep=options.keep_checkpoints, in_background=not options.blocking_save
+            self.run.folder,
+            self.world,
+            keep=options.keep_checkpoints,
+            in_background=not options.blocking_save,
+            writers=self.run.writers,
         )
         if self.run.resumed_from is None:
             return

@@ -54,11 +54,13 @@ class Run:
     Attributes:
         candidates: the checkpoint to continue from, then those to fall back to should it be damaged.
         notes: what the user should know of the choice.
+        writers: the ranks whose hosts have the folder; None where all have it.
     """
 
     folder: Path
     candidates: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    writers: list[int] | None = None
 
     @property
     def resumed_from(self) -> Path | None:
@@ -263,7 +265,7 @@ class Writer(msgspec.Struct, frozen=True):
     """The process that alone writes into a run's folder: rank 0 of a training.
 
     Attributes:
-        pid: its id in `namespace`.
+        pid: its id in `namespace`, of the kernel that has started with this id: hosts may share a name.
         started: when it started, in the kernel's ticks since the host did: a later process may have this id. Not in
             seconds since 1970, which change when the clock is set.
         launch: the id of its launch, if it has one.
@@ -278,7 +280,8 @@ class Writer(msgspec.Struct, frozen=True):
     @classmethod
     def here(cls, launch: str) -> "Writer":
         """This process."""
-        pid, namespace = os.getpid(), os.readlink("/proc/self/ns/pid")
+        boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
+        pid, namespace = os.getpid(), f"{os.readlink('/proc/self/ns/pid')} {boot}"
         return cls(socket.gethostname(), pid, namespace, started(pid) or 0, launch)
 
 
@@ -377,15 +380,20 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     own = agree(
         world, lambda: choose_run(options, strategy, launch_of(os.environ, os.getppid())) if world.main else None
     )
-    paths = None if own is None else [str(own.folder), *map(str, own.candidates)]
-    folder, *candidates = map(Path, world.gather(paths)[0])
+    paths = None if own is None else [text_of(own.folder / WRITER), str(own.folder), *map(str, own.candidates)]
+    writer, *paths = world.gather(paths)[0]
+    folder, *candidates = map(Path, paths)
     run = own or Run(folder, candidates)
-    # os.path's answer is no where this user may not look; Path's is an OSError.
-    answers = world.gather(os.path.isdir(folder))
+    # A host may have one of its own, as of an attempt before. os.path's answer is no where this user may not look;
+    # Path's is an OSError.
+    answers = world.gather(os.path.isdir(folder) and text_of(folder / WRITER) == writer)
     lacking = [host for host, is_there in zip(world.hosts, answers, strict=True) if not is_there]
     if lacking:
-        why = "checkpoints would lie in parts on several hosts, and could not be resumed"
-        run.notes.append(f"{lacking[0]} does not have {folder} of rank 0: {why}; --runs-dir on a shared file system")
+        run.writers = [rank for rank, is_there in enumerate(answers) if is_there]
+        run.notes.append(
+            f"{lacking[0]} does not have {folder} of rank 0: to resume, copy it to all hosts; or --runs-dir on a "
+            "shared file system, as checkpoints of fsdp, tp, pipeline and --zero1 lie in parts on several hosts"
+        )
     return run
 
 

@@ -141,10 +141,13 @@ class CheckpointWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results: list[WriteResult] = []
+        # Rank 0 writes the index at least. Another one's host may have no such folder, nor anybody to remove it.
+        if not plan.items and self.rank:
+            return done(results)
         # Not the run's folder too: a file system that is gone leaves an empty place, where nobody would look for it.
         self.folder.parent.mkdir(exist_ok=True)
         self.folder.mkdir(exist_ok=True)
-        results: list[WriteResult] = []
         if not plan.items:
             return done(results)
         name, start = f"rank-{self.rank:05d}", 0

@@ -226,6 +226,25 @@ def test_a_checkpoint_of_something_else(train, common, straight, tmp_path, chang
     assert len(ended.err.splitlines()) == 3
 
 
+def test_where_hosts_share_no_folder_that_of_rank_0_holds_whole_checkpoints(train, tmp_path):
+    """Two machines without a file server: all that they have learnt would lie in halves that nobody puts together."""
+    hosts = [tmp_path / "host0", tmp_path / "host1"]
+    own = [host / "runs" / "a" for host in hosts]
+    own[1].mkdir(parents=True)  # as of an attempt before
+    hosts[0].mkdir()
+    argv = ["ddp", "--model=gpt-tiny", "--data=synthetic", "--num-samples=32", "--seq-len=8", "--batch-size=4"]
+    argv += ["--no-bf16", "--name=a", "--max-steps=2"]
+    there = "import os; os.chdir(os.environ['HOST'])"
+    ranks = {rank: {"HOST": str(host)} for rank, host in enumerate(hosts)}
+    first = train(argv, 2, before=there, rank_env=ranks, ok=True)[0]
+    assert "does not have runs/a of rank 0" in " ".join(first.out.split())
+    path, state, _ = checkpoint.load_newest(own[0])
+    assert path.name == "step-00000002"
+    assert state["model"]
+    assert state["optimizer"]["state"]
+    assert not (own[1] / "checkpoints").exists()  # what nobody would remove
+
+
 def test_ranks_and_accumulation_may_trade_places():
     def noted(model, before, now):
         sizes = {"model": model, "seq_len": 8 if model.startswith("gpt") else None}

@@ -202,16 +202,20 @@ time.sleep(60)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["this host", "another host"])
-def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_path, monkeypatch, is_elsewhere):
+@pytest.mark.parametrize("where", ["this host", "another host", "another of the same name"])
+def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_path, monkeypatch, where):
     runs = tmp_path / "runs"
     with subprocess.Popen([sys.executable, "-c", WRITES, str(runs)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "writes\n"
         monkeypatch.setattr(run_directory, "SILENT_S", 8.0)
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 3600.0)  # the clock was set meanwhile
         with_checkpoint(runs / "mine")  # of which it would be said that --resume continues it
-        if is_elsewhere:
+        if where == "another host":
             monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+        if where == "another of the same name":
+            read = run_directory.text_of
+            monkeypatch.setattr(run_directory, "text_of", lambda path: "2" if "boot_id" in str(path) else read(path))
+            monkeypatch.setattr(run_directory, "started", lambda pid: None if pid == other.pid else 1)
         for resume in (None, "auto"):
             with pytest.raises(MusterError, match="another training writes"):
                 choose_run(options(tmp_path, name="mine", resume=resume), "ddp")
@@ -286,7 +290,7 @@ def test_a_host_where_the_runs_folder_may_not_be_seen_is_told_as_one_without(tmp
     request.getfixturevalue("as_other")
 
     def gather(self, value):
-        return [[str(run.relative_to(tmp_path))], value] if value is None else [True, value]
+        return [["", str(run.relative_to(tmp_path))], value] if value is None else [True, value]
 
     monkeypatch.setattr(run_directory, "agree", lambda world, function: function())
     monkeypatch.setattr(World, "gather", gather)
