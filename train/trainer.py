@@ -152,7 +152,7 @@ class Trainer:
             self.world,
             keep=options.keep_checkpoints,
             in_background=not options.blocking_save,
-            writers=self.run.writers,
+            is_shared=self.run.is_shared,
         )
         if self.run.resumed_from is None:
             return

@@ -11,7 +11,7 @@ import time
 import warnings
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -135,18 +135,15 @@ class CheckpointManager:
     Args:
         keep: how many stay.
         in_background: the ranks go on while they write; a failure is known at the next checkpoint, or at the end.
-        writers: the ranks that write what all hold alike; None for all.
+        is_shared: whether all hosts have the folder `run`. Else rank 0 writes what all ranks hold alike.
 
     Attributes:
         completed: step and seconds of each checkpoint that is complete on the disk; the trainer reports and removes it.
     """
 
-    def __init__(
-        self, run: Path, world: World, *, keep: int, in_background: bool, writers: Sequence[int] | None = None
-    ) -> None:
-        self.run = run
+    def __init__(self, run: Path, world: World, *, keep: int, in_background: bool, is_shared: bool = True) -> None:
+        self.run, self.is_shared = run, is_shared
         self.keep = keep
-        self.writers = range(world.world_size) if writers is None else writers
         # A group of its own: what the ranks say to each other in the background must not mix with the training's.
         self.group = open_side_group(world)
         self.thread = ThreadPoolExecutor(1, "checkpoint")
@@ -163,7 +160,7 @@ class CheckpointManager:
         self.wait()
         started = time.perf_counter()
         plain, tensors = split(state)
-        own: Any = share_out(tensors, self.group, self.writers)
+        own: Any = share_out(tensors, self.group, self.is_shared)
         if self.stager is not None:
             own = self.stager.stage(own)
         self.under_way = self.thread.submit(self._write, own, plain, step, started)
@@ -209,17 +206,15 @@ def open_stager(world: World) -> DefaultStager:
     )
 
 
-def share_out(
-    tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, writers: Sequence[int]
-) -> dict[str, Tensor]:
+def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, is_shared: bool) -> dict[str, Tensor]:
     """Those of `tensors` that this rank copies and writes; of weights and moments that all ranks hold alike, a share.
 
     Where their names or sizes differ between ranks, it copies all that it has; torch's planner then finds the copies.
 
     Args:
         group: of all ranks; None where there is one.
-        writers: the ranks that share what all hold alike. The others write what nobody else has, but no statistics of
-            their own: a checkpoint is whole without them.
+        is_shared: False where rank 0 writes all that all hold alike, and the others no statistics of their own either:
+            a checkpoint is whole without them.
     """
     if group is None:
         return dict(tensors)
@@ -231,11 +226,11 @@ def share_out(
     most, least = torch.tensor(digests), torch.tensor(digests)
     dist.all_reduce(most, dist.ReduceOp.MAX, group)
     dist.all_reduce(least, dist.ReduceOp.MIN, group)
-    left_out = set[str]() if rank in writers else {name for name in whole if name.startswith("statistics/")}
+    left_out = {name for name in whole if name.startswith("statistics/") and rank and not is_shared}
     for names, is_alike in zip(kinds, (most == least).tolist(), strict=True):
         if is_alike:
-            own = names[writers.index(rank) :: len(writers)] if rank in writers else []
-            left_out |= set(names) - set(own)
+            of_rank_0 = [] if rank else names
+            left_out |= set(names) - set(names[rank :: dist.get_world_size(group)] if is_shared else of_rank_0)
     return {name: tensor for name, tensor in tensors.items() if name not in left_out}
 
 

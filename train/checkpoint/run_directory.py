@@ -54,13 +54,13 @@ class Run:
     Attributes:
         candidates: the checkpoint to continue from, then those to fall back to should it be damaged.
         notes: what the user should know of the choice.
-        writers: the ranks whose hosts have the folder; None where all have it.
+        is_shared: whether all hosts have the folder.
     """
 
     folder: Path
     candidates: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    writers: list[int] | None = None
+    is_shared: bool = True
 
     @property
     def resumed_from(self) -> Path | None:
@@ -386,12 +386,11 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     run = own or Run(folder, candidates)
     # A host may have one of its own, as of an attempt before. os.path's answer is no where this user may not look;
     # Path's is an OSError.
-    answers = world.gather(os.path.isdir(folder) and text_of(folder / WRITER) == writer)
-    lacking = [host for host, is_there in zip(world.hosts, answers, strict=True) if not is_there]
-    if lacking:
-        run.writers = [rank for rank, is_there in enumerate(answers) if is_there]
+    hosts = world.hosts_by(os.path.isdir(folder) and text_of(folder / WRITER) == writer)
+    run.is_shared = False not in hosts
+    if not run.is_shared:
         run.notes.append(
-            f"{lacking[0]} does not have {folder} of rank 0: to resume, copy it to all hosts; or --runs-dir on a "
+            f"{hosts[False]} does not have {folder} of rank 0: to resume, copy it to all hosts; or --runs-dir on a "
             "shared file system, as checkpoints of fsdp, tp, pipeline and --zero1 lie in parts on several hosts"
         )
     return run

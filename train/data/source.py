@@ -134,10 +134,8 @@ def open_source(options: Options, world: World | None = None) -> Source:
             dist.broadcast_object_list(found, src=0, device=world.device)
     source: Source = agree(world, lambda: module.open_source(options, *found))
     # A node may have a file of its own under the same name.
-    sizes = world.gather((len(source.train), len(source.valid)))
-    other = next((rank for rank, size in enumerate(sizes) if size != sizes[0]), 0)
-    if other:
-        named = (f"{sizes[rank][0]} train and {sizes[rank][1]} validate on {world.hosts[rank]}" for rank in (0, other))
-        seen = f"--data={options.data}: {'; '.join(named)}"
+    hosts = world.hosts_by(f"{len(source.train)} train and {len(source.valid)} validate")
+    if len(hosts) > 1:
+        seen = f"--data={options.data}: {'; '.join(f'{sizes} on {names}' for sizes, names in hosts.items())}"
         raise SharedFault("not all ranks have the same data", seen=seen, fix="copy the same files to all nodes")
     return source

@@ -28,6 +28,7 @@ from muster.train.health import faults
 from muster.train.health.faults import Fault
 from muster.train.health.parent import GONE
 from muster.train.reporting import console
+from muster.units import listed
 
 BEAT_S = 3.0
 """Seconds between two beats."""
@@ -140,10 +141,8 @@ class Monitor:
 
 def describe_ranks(ranks: list[int], beats: Mapping[int, Beat]) -> str:
     """`ranks` with their hosts, in words: "ranks 8, 9 on node02"."""
-    shown = ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
-    places = list(dict.fromkeys(beats[rank].host for rank in ranks))
-    on = ", ".join(places[:4]) + (" ..." if len(places) > 4 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown} on {on}"
+    hosts = listed(beats[rank].host for rank in ranks)
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, 8)} on {hosts}"
 
 
 def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[MusterError, Fault]:
