@@ -77,8 +77,6 @@ def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
     # torch's own limit ends this first. Here signals are heard meanwhile, as in StaticNodes.
     limit_s = int(config.rdzv_configs.get("read_timeout", 60)) + STORE_S
     _, store = within(limit_s, lambda: create_backend(parameters))
-    nodes = f"--nnodes={config.min_nodes}:{config.max_nodes} or --max-restarts"
-    within(STORE_S, lambda: check_same_launch(store, f"--rdzv-id={config.run_id} with {nodes}"))
     # A client answers one question at a time: where the agent waits for a key, its sign of life would come too late.
     _, for_records = within(limit_s, lambda: create_backend(parameters))
     return create_handler(store, Backend(for_records, config.run_id), parameters)
@@ -115,24 +113,8 @@ class StaticNodes(StaticTCPRendezvous):
             # Inside torch this thread would hear of no signal, as long as who listens there does not answer.
             limit_s = self.timeout.total_seconds() + STORE_S
             self._store = within(limit_s, lambda: torchs(*server, multi_tenant=True, wait_for_workers=False))
-            check_same_launch(self._store, f"--rdzv-id={self.run_id} without --max-restarts and --nnodes MIN:MAX")
             call(self._store, self.rank, self.world_size, self.timeout)
         return super().next_rendezvous()
-
-
-def check_same_launch(store: Any, here: str) -> None:
-    """Returns if the nodes that have come meet in the same way as this one, which is `here`, in options.
-
-    Raises:
-        MusterError: they do not, and would wait for it until the time to meet is over.
-    """
-    there = PrefixStore("muster", store).compare_set("options", "", here).decode()
-    if there != here:
-        raise MusterError(
-            "the nodes were started with different launch options",
-            seen=f"elsewhere {there}, here {here}",
-            fix="give all nodes the same --nnodes, --max-restarts and --rdzv-id; another launch its own --master-port",
-        )
 
 
 def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:

@@ -88,55 +88,6 @@ def test_nodes_that_differ_in_their_number_are_refused_where_they_meet() -> None
         call(meeting, 1, 3, timedelta(seconds=0))
 
 
-FIXED = {"nnodes": "2", "rdzv_backend": "static", "rdzv_conf": "timeout=2"}
-ELASTIC = {"nnodes": "2:2", "rdzv_backend": "c10d"}
-
-
-@pytest.mark.parametrize(
-    ("options", "seen"),
-    [
-        ([FIXED, FIXED | {"rdzv_id": "other"}], ("--rdzv-id=launch", "--rdzv-id=other")),
-        ([FIXED, ELASTIC], ("with --", "without --max-restarts")),
-        ([ELASTIC, FIXED], ("with --", "without --max-restarts")),
-        ([ELASTIC, ELASTIC | {"nnodes": "1:2"}], ("--nnodes=2:2", "--nnodes=1:2")),
-    ],
-    ids=["id", "restarts-on-the-second", "restarts-on-the-first", "range"],
-)
-def test_nodes_that_were_started_with_different_launch_options_are_told(
-    options: list[dict[str, str]], seen: tuple[str, str]
-) -> None:
-    """Each would look for the other in its own way, in silence, until the time to meet is over."""
-    port, refusals = free_port(), list[MusterError]()
-
-    def come(node_rank: int, given: dict[str, str]) -> None:
-        where: dict[str, Any] = {"master_addr": "127.0.0.1", "master_port": port, "node_rank": node_rank}
-        arguments = argparse.Namespace(**where, **given)
-        config = SimpleNamespace(
-            rdzv_backend="c10d",
-            rdzv_endpoint=f"127.0.0.1:{port}",
-            run_id=given.get("rdzv_id", "launch"),
-            min_nodes=int(given["nnodes"][0]),
-            max_nodes=2,
-            local_addr="127.0.0.1",
-            rdzv_configs={"is_host": int(node_rank == 0), "join_timeout": 2},
-        )
-        try:
-            handler_of(arguments, config).next_rendezvous()
-        except MusterError as refusal:
-            refusals.append(refusal)
-        except Exception:  # of the one that waits: in vain
-            pass
-
-    nodes = [Thread(target=come, args=(rank, given)) for rank, given in enumerate(options)]
-    for one in nodes:
-        one.start()
-    for one in nodes:
-        one.join()
-    [refusal] = refusals
-    assert refusal.code == 2
-    assert all(words in refusal.seen for words in seen), refusal.seen
-
-
 def test_a_node_that_waits_for_another_still_gives_signs_of_life() -> None:
     """Or the others would go on without it, and it would take the store, which is its own, for lost."""
     arguments = argparse.Namespace(nnodes="1:2", rdzv_backend="c10d")
