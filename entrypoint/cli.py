@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial, wraps
 from importlib.util import find_spec
@@ -442,7 +442,10 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
     # What follows -- is another command's.
     is_debugged = "--debug" in takewhile(lambda word: word != "--", argv)
     path = " ".join([name, *argv[: len(asked)]])
-    explained = _explain_installation(name) if argv[:1] == ["--install-completion"] else nullcontext()
+    explained = nullcontext()
+    if argv[:1] == ["--install-completion"]:  # which writes below the user's home
+        fix = f"HOME=FOLDER, where you may write; or put what {name} --show-completion prints into your shell's file"
+        explained = explaining("the completion can't be installed", seen=os.path.expanduser("~"), fix=fix)
     with interruption.command(path, is_debugged), explained:
         try:
             parser.main(args=argv, prog_name=name, standalone_mode=False)
@@ -452,12 +455,6 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
                     raise _usage(error, [name, *(argv if typed is None else typed)], path) from None
             # Without a message it was the command alone, and its help has been shown.
             sys.exit(2)
-
-
-def _explain_installation(name: str) -> AbstractContextManager[None]:
-    """Turns an error of `--install-completion`, which writes below the user's home, into three lines."""
-    fix = f"HOME=FOLDER, where you may write; or put what {name} --show-completion prints into a file of your shell's"
-    return explaining("the completion can't be installed", seen=os.path.expanduser("~"), fix=fix)
 
 
 @contextmanager

@@ -300,7 +300,7 @@ class Options:
             "as NCCL takes one process a GPU."
         ),
     ] = False
-    bf16: Annotated[bool | None, _speed(help="bfloat16 autocast. Default: on where the hardware has it.")] = None
+    bf16: Annotated[bool | None, _speed(help="bfloat16 autocast. Default: on where all devices have it.")] = None
     channels_last: Annotated[bool, _speed(help="Images as NHWC in memory.")] = True
     compile: Annotated[
         Literal["off", "default", "max-autotune"],

@@ -60,27 +60,19 @@ class Precision:
         return ", ".join(words)
 
 
-def choose_precision(options: Options, world: World) -> tuple[Precision, tuple[str, ...]]:
+def choose_precision(options: Options, world: World) -> Precision:
     """What the options ask for; where they leave it open, what the devices of all ranks do in hardware.
 
     Sharded weights and the activations of a pipeline are sent in it: to a rank of another precision they mean nothing.
-
-    Returns:
-        the precision, and notes on it.
     """
-    bf16, notes = options.bf16, ()
-    if bf16 is None:
-        hosts = world.hosts_by(has_bf16(world.device))
-        bf16 = False not in hosts
-        if len(hosts) > 1:
-            notes = (f"fp32 on all ranks: no bfloat16 in the hardware of {hosts[False]}",)
+    bf16 = all(world.gather(has_bf16(world.device))) if options.bf16 is None else options.bf16
     # On CPUs torch's fused SGD is no faster than the plain one, and wrong where a gradient is not laid out in memory as
     # its weight is.
     # Its fused AdamW rounds the last few numbers of a tensor in another way than the others, and the parts of a weight
     # end elsewhere than the whole.
     is_fit = world.device.type == "cuda" or (options.optimizer != "sgd" and not options.deterministic)
     fused = options.fused and is_fit
-    return Precision(bf16=bf16, channels_last=options.channels_last, fused=fused), notes
+    return Precision(bf16=bf16, channels_last=options.channels_last, fused=fused)
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -130,7 +130,8 @@ def meet(world: World, strategy: str, options: Options) -> World:
         backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
     has_group = world.world_size > 1 or options.single_rank_group
     world = replace(world, backend=backend if has_group else None, local_world_size=local_world_size)
-    compare_fabrics(world)
+    if "nccl" in (world.backend or ""):
+        compare_fabrics(world)
     agree(world, lambda: open_group(world, has_powersgd=options.comm_hook == "powersgd"))
     return world
 
@@ -141,19 +142,17 @@ def check_same_start(world: World, strategy: str, options: Options) -> None:
     Raises:
         MusterError: the rank that came first has another image, another torch or other options than this one.
     """
-    for what, here in {
-        "images": [f"image {image() or 'none'}", f"torch {torch.__version__.partition('+')[0]}"],
-        "options": [strategy, *(word for word in to_argv(options) if not word.startswith(OF_A_HOST))],
-    }.items():
-        there = json.loads(world.store.compare_set(what, "", json.dumps(here)))
-        if here != there:
-            others = " ".join(word for word in there if word not in here) or "the default"
-            own = " ".join(word for word in here if word not in there) or "the default"
-            raise MusterError(
-                f"the ranks were started with different {what}",
-                seen=f"elsewhere {others}, here {own}",
-                fix=f"give all ranks the same {what}; if these are different trainings, start each in a job of its own",
-            )
+    here = [f"image {image() or 'none'}", f"torch {torch.__version__.partition('+')[0]}", strategy]
+    here += [word for word in to_argv(options) if not word.startswith(OF_A_HOST)]
+    there = json.loads(world.store.compare_set("options", "", json.dumps(here)))
+    if here != there:
+        others = " ".join(word for word in there if word not in here) or "the default"
+        own = " ".join(word for word in here if word not in there) or "the default"
+        raise MusterError(
+            "the ranks were started with different options, or from different images",
+            seen=f"elsewhere {others}, here {own}",
+            fix="give all ranks the same ones; if these are different trainings, start each in a job of its own",
+        )
 
 
 def run_process(strategy: str, options: Options, guard: Guard) -> None:

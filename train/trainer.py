@@ -116,7 +116,7 @@ class Trainer:
     def build_model(self) -> None:
         """Builds the model as one process has it: on each rank with the same weights, or with none yet."""
         options, world, source = self.options, self.world, self.source
-        self.precision, self.precision_notes = choose_precision(options, world)
+        self.precision = choose_precision(options, world)
         choose_kernels(options, world)
         torch.manual_seed(seed_of(options.seed, "weights"))
         self.model = agree(world, lambda: models.build(options, source.num_classes, source.size))
@@ -169,7 +169,6 @@ class Trainer:
         self.display = Display(options, source.unit, self.setup.targets_of_step, enabled=world.main)
         self.display.header(header(self.setup))
         for note in [
-            *self.precision_notes,
             *self.strategy.notes(),
             *(["compiles at the first step, which may take minutes"] if options.compile != "off" else []),
             *source.notes,
@@ -394,8 +393,7 @@ class Trainer:
             raise SharedFault(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
         if math.isnan(totals[0]):
             # The last step has spoilt the weights, and there may be no other whose loss would tell.
-            step = self.progress.step
-            raise self.divergence(f"the validation loss is nan after step {step}", step + 1)
+            raise self.divergence(f"the validation loss is nan after step {self.progress.step}", self.progress.step + 1)
         return totals[:3]
 
     def save(self, progress: Progress, own: Statistics) -> None:

@@ -142,7 +142,7 @@ def train(
     device = world.device
     choose_kernels(options, world)
     parts = parallel.load(strategy, world, options)
-    precision, _ = choose_precision(options, world)
+    precision = choose_precision(options, world)
     torch.manual_seed(options.seed)
     model = parts.wrap(models.build(options, classes_of(options), size_of(options)), precision)
     inner = parts.unwrap(model)

@@ -85,10 +85,9 @@ def with_device(world: World, wanted: str, backend: str = "auto") -> World:
             different kinds of devices.
     """
     kind = "cpu" if backend == "gloo" and wanted == "auto" else wanted
-    device = agree(world, lambda: device_for(world, kind))
-    world = replace(world, device=device)
+    world = replace(world, device=agree(world, lambda: device_for(world, kind)))
     compare_devices(world)
-    return replace(world, backend=agree(world, lambda: backend_for(backend, device, "ddp")))
+    return replace(world, backend=agree(world, lambda: backend_for(backend, world.device, "ddp")))
 
 
 def gather(world: World, value: Any, *, to_all: bool = True) -> list[Any]:

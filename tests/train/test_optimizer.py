@@ -40,7 +40,7 @@ def test_the_parts_of_a_weight_get_the_bits_that_the_whole_gets(name):
     def trained(size):
         drawn = torch.Generator().manual_seed(0)
         parts = nn.ParameterList(torch.randn(128, generator=drawn).split(size))
-        optimizer = optim.build(asked, parts, fused=optim.choose_precision(asked, World())[0].fused)
+        optimizer = optim.build(asked, parts, fused=optim.choose_precision(asked, World()).fused)
         for _ in range(20):
             for part, gradient in zip(parts, torch.randn(128, generator=drawn).split(size), strict=True):
                 part.grad = gradient

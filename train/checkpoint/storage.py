@@ -143,11 +143,10 @@ class CheckpointWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results: list[WriteResult] = []
         # Rank 0 writes the index at least. Another one's host may have no such folder, nor anybody to remove it.
-        if not plan.items and self.rank:
-            return done(results)
-        # Not the run's folder too: a file system that is gone leaves an empty place, where nobody would look for it.
-        self.folder.parent.mkdir(exist_ok=True)
-        self.folder.mkdir(exist_ok=True)
+        if plan.items or self.rank == 0:
+            # Not the run's folder too: a file system that is gone leaves an empty place, where nobody looks for it.
+            self.folder.parent.mkdir(exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
         if not plan.items:
             return done(results)
         name, start = f"rank-{self.rank:05d}", 0

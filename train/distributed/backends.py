@@ -81,13 +81,11 @@ def compare_devices(world: World, *, share_gpus: bool = False) -> None:
 
 
 def compare_fabrics(world: World) -> None:
-    """Returns if the launches of all nodes found the same fabric, where ranks speak through NCCL.
+    """Returns if the launches of all nodes found the same fabric, as NCCL needs it.
 
     Raises:
         SharedFault: on all ranks: over different ones NCCL waits, or ends in words of its own.
     """
-    if world.backend is None or "nccl" not in world.backend:
-        return
     hosts = world.hosts_by(os.environ.get(LaunchVariable.FABRIC_FOUND, "tcp"))
     if len(hosts) > 1:
         raise SharedFault(

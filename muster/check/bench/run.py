@@ -39,7 +39,7 @@ def run(options: BenchOptions) -> None:
         known = baseline.load(world, options, setting)
         if world.backend == "nccl":
             transport.request_log(os.environ)
-        compare_fabrics(world)
+            compare_fabrics(world)
         agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:

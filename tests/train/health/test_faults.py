@@ -120,8 +120,7 @@ def test_ranks_compute_in_one_precision(train, summary_of, tmp_path, strategy):
     only_on_one = "import os; from muster.train import optim; optim.has_bf16 = lambda _: os.environ['RANK'] == '1'"
     argv = [strategy, "--model=gpt-tiny", "--data=synthetic", "--seq-len=8", "--batch-size=4", "--num-samples=16"]
     argv += ["--max-steps=1", "--device=cpu", "--name=run", f"--runs-dir={tmp_path}"]
-    [first, _] = train(argv, 2, deadline_s=DEADLINE_S, before=only_on_one, ok=True)
-    assert "no bfloat16" in first.out
+    train(argv, 2, deadline_s=DEADLINE_S, before=only_on_one, ok=True)
     assert summary_of(tmp_path / "run")["options"]["bf16"] is False
 
 
