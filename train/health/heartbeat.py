@@ -141,7 +141,7 @@ class Monitor:
 
 def describe_ranks(ranks: list[int], beats: Mapping[int, Beat]) -> str:
     """`ranks` with their hosts, in words: "ranks 8, 9 on node02"."""
-    hosts = listed(beats[rank].host for rank in ranks)
+    hosts = listed((beats[rank].host for rank in ranks), 3)
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, 8)} on {hosts}"
 
 

@@ -144,7 +144,7 @@ def test_a_source_that_is_not_there(text, words):
 def test_nodes_with_different_files_of_one_name_are_refused(tmp_path):
     class TwoNodes(World):
         def gather(self, value):
-            return [value and [90, 9], value]  # nothing is wrong on the other one
+            return [value and "90 train and 9 validate", value]  # nothing is wrong on the other one
 
     (tmp_path / "x.txt").write_text("abcdefgh" * 200)
     options = Options(model="gpt-tiny", data=f"tokens:{tmp_path / 'x.txt'}", seq_len=16)
