@@ -233,16 +233,19 @@ def test_where_hosts_share_no_folder_that_of_rank_0_holds_whole_checkpoints(trai
     own[1].mkdir(parents=True)  # as of an attempt before
     hosts[0].mkdir()
     argv = ["ddp", "--model=gpt-tiny", "--data=synthetic", "--num-samples=32", "--seq-len=8", "--batch-size=4"]
-    argv += ["--no-bf16", "--name=a", "--max-steps=2"]
+    argv += ["--no-bf16", "--name=a"]
     there = "import os; os.chdir(os.environ['HOST'])"
     ranks = {rank: {"HOST": str(host)} for rank, host in enumerate(hosts)}
-    first = train(argv, 2, before=there, rank_env=ranks, ok=True)[0]
+    first = train([*argv, "--max-steps=2"], 2, before=there, rank_env=ranks, ok=True)[0]
     assert "does not have runs/a of rank 0" in " ".join(first.out.split())
     path, state, _ = checkpoint.load_newest(own[0])
     assert path.name == "step-00000002"
     assert state["model"]
     assert state["optimizer"]["state"]
     assert not (own[1] / "checkpoints").exists()  # what nobody would remove
+    shutil.copytree(own[0], own[1], dirs_exist_ok=True)
+    train([*argv, "--max-steps=3", "--resume"], 2, before=there, rank_env=ranks, ok=True)
+    assert checkpoint.load_newest(own[0])[0].name == "step-00000003"
 
 
 def test_ranks_and_accumulation_may_trade_places():
