@@ -71,8 +71,7 @@ def choose_precision(options: Options, world: World) -> Precision:
     # Its fused AdamW rounds the last few numbers of a tensor in another way than the others, and the parts of a weight
     # end elsewhere than the whole.
     is_fit = world.device.type == "cuda" or (options.optimizer != "sgd" and not options.deterministic)
-    fused = options.fused and is_fit
-    return Precision(bf16=bf16, channels_last=options.channels_last, fused=fused)
+    return Precision(bf16=bf16, channels_last=options.channels_last, fused=options.fused and is_fit)
 
 
 def has_bf16(device: torch.device) -> bool:

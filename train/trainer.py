@@ -392,7 +392,7 @@ class Trainer:
             seen = f"{totals[2]:.0f} counted and {totals[3]:.0f} skipped of {expected}, --data={self.options.data}"
             raise SharedFault(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
         if math.isnan(totals[0]):
-            # The last step has spoilt the weights, and there may be no other whose loss would tell.
+            # The steps have spoilt the weights, and there may be no other whose loss would tell.
             raise self.divergence(f"the validation loss is nan after step {self.progress.step}", self.progress.step + 1)
         return totals[:3]
 

@@ -57,7 +57,7 @@ def test_what_a_run_leaves(finished):
     times = summary["step_time_s"]
     assert 0 < times["p50"] <= times["p95"] <= times["p99"] <= times["max"]
     assert summary["num_timed_steps"] == 87
-    assert 0 < sum(epoch["seconds"] for epoch in summary["epochs"]) < summary["seconds"] < 500
+    assert 0 < sum(epoch["seconds"] for epoch in summary["epochs"]) < summary["seconds"]
     assert summary["flops_per_sample"] > 6 * summary["num_parameters"]
     assert summary["flops_per_second_per_rank"] > 0
     assert (summary["mfu"], summary["energy_j"], summary["profile"]) == (None,) * 3

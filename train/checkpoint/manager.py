@@ -228,9 +228,10 @@ def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, is
     dist.all_reduce(least, dist.ReduceOp.MIN, group)
     left_out = {name for name in whole if name.startswith("statistics/") and rank and not is_shared}
     for names, is_alike in zip(kinds, (most == least).tolist(), strict=True):
-        if is_alike:
-            of_rank_0 = [] if rank else names
-            left_out |= set(names) - set(names[rank :: dist.get_world_size(group)] if is_shared else of_rank_0)
+        if is_alike and is_shared:
+            left_out |= set(names) - set(names[rank :: dist.get_world_size(group)])
+        elif is_alike and rank:
+            left_out |= set(names)
     return {name: tensor for name, tensor in tensors.items() if name not in left_out}
 
 

@@ -45,7 +45,7 @@ def test_two_ranks_tell_a_program(tmp_path: Path) -> None:
     assert {finding.about for finding in findings} <= {"shm", "open files", "cores", "checkpoints"}, done.stdout
     assert done.returncode == told["code"] == code_of(findings)
     assert told["ranks"] == 2
-    assert 0 < told["seconds"] < 200
+    assert told["seconds"] > 0
     assert [rank["rank"] for rank in told["facts"]] == [0, 1]
     names = [part["name"] for part in told["parts"]]
     assert names[0] == "software"
