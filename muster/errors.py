@@ -5,6 +5,7 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -44,6 +45,12 @@ class MusterError(Exception):
         self.seen = seen or "''"  # an empty word, as of a variable that is not set
         self.fix = fix
         self.code = code
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What another process makes the error of; more of a text than is left here is shown nowhere."""
+        texts = {"wrong": self.wrong, "seen": self.seen, "fix": self.fix}
+        return {name: text[: MOST_TEXT + 1] for name, text in texts.items()} | {"code": int(self.code)}
 
     def __str__(self) -> str:
         wrong, seen = (text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..." for text in (self.wrong, self.seen))

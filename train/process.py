@@ -50,6 +50,7 @@ class Process:
         try:
             alone = read_environment(os.environ, options.timeout_s)
             self.world = replace(alone, store=PrefixStore("muster", connect(alone)))
+            self.world = replace(self.world, hosts=tuple(self.world.gather(self.world.host)))
             self.watch = faults.Watch(self.world)
             self.heartbeat = Heartbeat(self.world, options.hang_s, options.silence_timeout or SILENT_S)
             guard.on_orphaned = self.heartbeat.end_orphaned
@@ -114,8 +115,7 @@ class Process:
 
 
 def meet(world: World, strategy: str, options: Options) -> World:
-    """`world` with its devices and hosts, its process group started."""
-    world = replace(world, hosts=tuple(world.gather(world.host)))
+    """`world` with its devices, its process group started."""
     agree(world, lambda: check_same_start(world, strategy, options))
     if options.preflight:
         from muster.check.doctor.run import preflight  # here and not above: most runs do without

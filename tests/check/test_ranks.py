@@ -10,18 +10,19 @@ import torch.distributed as dist
 from muster.check import ranks
 from muster.check.doctor.finding import code_of
 from muster.check.doctor.run import absence as finding_of
-from muster.train.distributed.world import World
+from muster.train.distributed.world import RanksMissing, World
 from muster.train.health.faults import SharedFault
+from muster.units import listed
 
 
-def absence(fault: dict[str, Any] | None = None, hosts: tuple[str, ...] = ("a", "b")) -> ranks.Absent:
+def absence(fault: dict[str, Any] | None = None, hosts: tuple[str, ...] = ("a", "b")) -> RanksMissing:
     """What rank 0 of two tells after it waited for the other one: two seconds, with a `fault` an hour at most."""
     store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     if fault is not None:
         store.set("fault", json.dumps(fault))
     world = World(rank=0, world_size=2, host="a", hosts=hosts, store=store, timeout_s=3600 if fault else 2)
-    with pytest.raises(ranks.Absent) as raised:
-        ranks.gather(world, "here")
+    with pytest.raises(RanksMissing) as raised:
+        world.gather("here")
     return raised.value
 
 
@@ -52,7 +53,7 @@ def test_the_store_of_one_node_is_for_that_node_alone(monkeypatch: pytest.Monkey
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ranks.Absent) as raised:
+    with pytest.raises(RanksMissing) as raised:
         ranks.join(1)
     assert raised.value.wrong == "rank 1 did not come"
     listening = [each for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
@@ -69,7 +70,7 @@ def test_ranks_with_different_kinds_of_devices_are_told(monkeypatch: pytest.Monk
 
 
 def test_gloo_takes_cpus_although_there_are_fewer_gpus_than_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks.dist, "is_gloo_available", lambda: True)
+    monkeypatch.setattr("torch.distributed.is_gloo_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     world = ranks.with_device(World(world_size=1, local_world_size=4, hosts=("a",)), "auto", "gloo")
     assert (world.device.type, world.backend) == ("cpu", "gloo")
@@ -81,5 +82,5 @@ def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_few_hosts_are_named_all() -> None:
-    assert ranks.listed(list("abcde")) == "a, b, c, d, e"
-    assert ranks.listed(list("abcdef")) == "a, b, c, d and 2 more"
+    assert listed(list("abcde")) == "a, b, c, d, e"
+    assert listed(list("abcdef")) == "a, b, c, d and 2 more"

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from muster.errors import ExitCode, MusterError
 from muster.train.reporting.metrics import Stopwatch
 from muster.units import listed
+from muster.variables import LaunchVariable
 
 SET_UP, COMPUTING, DATA, LEFT = "set-up", "computing", "waiting for data", "left"
 CONNECTING = "connecting to the other ranks"
@@ -28,9 +29,40 @@ VALIDATION, CHECKPOINT, ENDING = "validation", "checkpoint", "ending"
 HashStore: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
 """A store within one process."""
 
+FAULT_POLL_S = 1.0
+"""How often a rank that waits for others reads whether one has failed, or an agent has published that it died."""
+
 
 class RanksMissing(MusterError):
-    """Some ranks did not come to a meeting of all ranks."""
+    """Some ranks did not come, or had come and gave no more answer; all the others know of it.
+
+    Args:
+        world: of the rank that raises this; with its hosts where these ranks had met the others.
+        ranks: those without an answer.
+        fault: what was published of a rank that failed or died (`health.faults.Fault`).
+
+    Attributes:
+        host: where these ranks are, or should be; empty where that is not known.
+        has_died: whether a rank ended, or hangs; not one that never came.
+        is_reporter: whether this rank is the first that is left, which reports it for all.
+    """
+
+    def __init__(self, world: "World", ranks: Sequence[int], fault: Mapping[str, Any] | None = None) -> None:
+        lost = ranks if fault is None else [fault["rank"]]
+        which = f"{'rank' if len(lost) == 1 else 'ranks'} {listed(lost)}"
+        self.world, self.host = world, listed(host_of(rank, world) for rank in lost)
+        self.has_died = bool(world.hosts) or fault is not None
+        seen = f"waited {world.timeout_s} s on rank {world.rank} of {world.world_size} ({world.host})"
+        seen += f" for {self.host}" if self.host else ""
+        wrong = f"{which} had come, and gave no more answer" if world.hosts else f"{which} did not come"
+        fix = "look at that node: does it answer, did the command start there? A slow start: --timeout-s"
+        if self.has_died:
+            fix = "look what it wrote, and at its node's log (dmesg): memory ran out, a GPU failed, or it hangs"
+        if fault is not None:
+            self.host, seen = fault["host"], fault["wrong"]
+            wrong = f"{which} on {self.host} died in the check"
+        super().__init__(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
+        self.is_reporter = world.rank == min(set(range(world.world_size)).difference(lost), default=0)
 
 
 @dataclass
@@ -129,29 +161,35 @@ class World:
         """Host names, each once, in the order of their first rank."""
         return list(dict.fromkeys(self.hosts))
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, *, to_all: bool = True) -> list[Any]:
         """`value` of each rank, by rank: on every rank the same list. Values are what JSON can hold.
 
         It goes through the store, not the process group: it works before there is a group, and a rank that
         does not come is named.
 
+        Args:
+            to_all: False for what rank 0 alone has to know: others get nothing.
+
         Raises:
-            RanksMissing: a rank did not come within `timeout_s`.
+            RanksMissing: on all ranks that came: one did not within `timeout_s`, or died.
         """
         if self.store is None:
             return [value]
         turn = f"gather/{next(self.turns)}"
         self.store.set(f"{turn}/{self.rank}", json.dumps(value))
+        keys = [f"{turn}/{rank}" for rank in range(self.world_size)] if self.main else [f"{turn}/all"]
+        # A little longer than rank 0, which knows who is missing.
+        missing = self._missing(keys, self.timeout_s if self.main else self.timeout_s + 5)
+        values: list[Any] = []
         if self.main:
-            keys = [f"{turn}/{rank}" for rank in range(self.world_size)]
-            self.wait(keys)
-            texts = self.store.multi_get(keys)
+            texts = [] if missing else self.store.multi_get(keys)
             # As mostly all say the same, it is sent once: what is read would grow with the square of the ranks.
             values = [json.loads(text) for text in (texts[:1] if len(set(texts)) == 1 else texts)]
-            self.store.set(f"{turn}/all", json.dumps(values))
-        else:
-            self.wait([f"{turn}/all"])
-            values = json.loads(self.store.get(f"{turn}/all"))
+            self.store.set(f"{turn}/all", json.dumps([missing, values if to_all else []]))
+        elif not missing:
+            missing, values = json.loads(self.store.get(f"{turn}/all"))
+        if missing:
+            raise RanksMissing(self, missing, fault_in(self.store))
         return values if len(values) == self.world_size else values * self.world_size
 
     def hosts_by(self, value: Any) -> dict[Any, str]:
@@ -160,29 +198,43 @@ class World:
         places = list(zip(values, self.hosts or (self.host,), strict=True))
         return {value: listed(host for other, host in places if other == value) for value in dict.fromkeys(values)}
 
-    def wait(self, keys: list[str]) -> None:
-        """Returns when the store has all `keys`, which end in a rank or in "all"."""
-        # A little longer than rank 0, so that rank 0, which knows who is missing, is the one to report it.
-        limit_s = self.timeout_s if self.main else self.timeout_s + 5
-        started = time.monotonic()
-        try:
-            self.store.wait(keys, timedelta(seconds=limit_s))
-        except dist.DistError:
-            if time.monotonic() - started < limit_s - 1:
-                raise  # the connection broke: rank 0 is gone, it did not merely take its time
-            missing = [key.rpartition("/")[2] for key in keys if not self.store.check([key])]
-            raise RanksMissing(
-                f"rank {', '.join(missing).replace('all', '0')} did not come to a meeting of all ranks",
-                seen=f"waited {limit_s} s on rank {self.rank} of {self.world_size} ({self.host})",
-                fix="look at the output of the missing ranks, or allow more time: --timeout-s",
-                code=ExitCode.FAILED,
-            ) from None
+    def _missing(self, keys: Sequence[str], limit_s: float) -> list[int]:
+        """The ranks that have not set their one of `keys` in time, or before a rank that failed or died was published.
+
+        Raises:
+            dist.DistError: the connection broke: rank 0 is gone, it did not merely take its time.
+        """
+        ends = time.monotonic() + limit_s
+        while True:
+            left_s = ends - time.monotonic()
+            try:
+                self.store.wait(list(keys), timedelta(seconds=max(0.1, min(FAULT_POLL_S, left_s))))
+            except dist.DistError:
+                if left_s <= 0 or fault_in(self.store) is not None:
+                    return [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+            else:
+                return []
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """`tensor`, summed over all ranks in place."""
         if self.backend is not None:
             dist.all_reduce(tensor)
         return tensor
+
+
+def fault_in(store: Any) -> dict[str, Any] | None:
+    """What a rank has published of itself (health/faults.py), or an agent of one that died (agent/nodes.py)."""
+    return json.loads(store.get("fault")) if store.check(["fault"]) else None
+
+
+def host_of(rank: int, world: World) -> str:
+    """The node that `rank` is on, or should be; empty where the launch handed no list of nodes on."""
+    if world.hosts:
+        return world.hosts[rank]
+    nodes = [name for name in os.environ.get(LaunchVariable.NODES, "").split(",") if name]  # by node_rank
+    a_node = world.local_world_size or 1
+    # Where nodes have different numbers of ranks, nobody here knows whose is which.
+    return nodes[rank // a_node] if nodes and len(nodes) * a_node == world.world_size else ""
 
 
 def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -235,11 +287,8 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
     )
 
 
-def connect(world: World, *, waits_for_all: bool = True) -> Any:
-    """The store that all ranks share; a world of one has one of its own.
-
-    Args:
-        waits_for_all: whether it is up once all have come; else as soon as rank 0 is, which then knows who has not.
+def connect(world: World) -> Any:
+    """The store that all ranks share, up as soon as rank 0 is, which so knows who does not come. One rank has one too.
 
     Raises:
         MusterError: rank 0 can't be reached, or its port is taken.
@@ -261,7 +310,7 @@ def connect(world: World, *, waits_for_all: bool = True) -> Any:
             world.world_size,
             is_host,
             timedelta(seconds=world.timeout_s),
-            wait_for_workers=waits_for_all,
+            wait_for_workers=False,
             multi_tenant=True,
             **own,
         )

@@ -58,7 +58,7 @@ def agree(world: World, function: Callable[[], Result]) -> Result:
     try:
         result = function()
     except MusterError as error:
-        failure = {"wrong": error.wrong, "seen": error.seen, "fix": error.fix, "code": error.code}
+        failure = error.parts
     answers = world.gather(failure)
     for rank, answer in enumerate(answers):
         if answer is None:

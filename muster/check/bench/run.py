@@ -21,6 +21,7 @@ from muster.train.distributed.world import RanksMissing, World, close_group
 from muster.train.health import faults, memory
 from muster.train.health.faults import Watch, agree
 from muster.train.reporting import console
+from muster.units import listed
 
 WAIT_S = 10
 """For so long ranks that can't go on wait for each other: who does not come is the one to be named."""
@@ -53,13 +54,12 @@ def run(options: BenchOptions) -> None:
         code = world.gather(ranks.print_answer(answer) if world.main else 0)[0]
         close_group()
         watch.close()
-    except ranks.Absent as absent:
-        # By its store the ranks that came have yet to hear of it.
-        ranks.leave(absent.world, report_failure(world, absent, doing))
     except Exception as error:
         if os.environ.get("MUSTER_DEBUG"):
             traceback.print_exc()
         code = report_failure(world, error, sweep.doing if sweep else doing)
+        if isinstance(error, RanksMissing):
+            ranks.leave(error.world, code)  # by its store the ranks that came have yet to hear of it
     ranks.leave(world, code)
 
 
@@ -84,9 +84,9 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
     Args:
         world: None where the ranks have not met.
     """
-    if isinstance(error, ranks.Absent | faults.SharedFault):
+    if isinstance(error, faults.SharedFault) or (world is None and isinstance(error, RanksMissing)):
         # All ranks know of it.
-        if os.environ.get("RANK", "0") == "0":
+        if error.is_reporter if isinstance(error, RanksMissing) else os.environ.get("RANK", "0") == "0":
             console.notify(str(error))
         return error.code
     if world is None and isinstance(error, dist.DistError):
@@ -126,8 +126,8 @@ def explain(world: World, error: Exception, doing: str) -> MusterError | None:
         wrong = f"the ranks are all there, but {doing} failed"
     else:
         missing = [rank for rank in range(world.world_size) if rank not in alive]
-        hosts = ranks.listed(world.hosts[rank] for rank in missing)
-        numbers = ranks.listed(missing, 8)
+        hosts = listed(world.hosts[rank] for rank in missing)
+        numbers = listed(missing, 8)
         wrong = f"{'rank' if len(missing) == 1 else 'ranks'} {numbers} on {hosts} did not come back from {doing}"
     return MusterError(wrong, seen=f"{this}: {reason}", fix=fix, code=ExitCode.FAILED)
 

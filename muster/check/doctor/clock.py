@@ -38,9 +38,9 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
     No rank leaves an exchange before the last has come to it. So the times that two nodes spend in it have a moment in
     common, and their clocks differ by as much as the middles of these times do, give or take half of both times.
     """
-    gather_hosts(world, None, to_all=False)  # that all come to the next one at about the same time
+    gather_hosts(world, None)  # that all come to the next one at about the same time
     came_s = time.time()
-    gather_hosts(world, None, to_all=False)
+    gather_hosts(world, None)
     return Facts(came_s, time.time()) if leads_host(world) else None
 
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from muster.check.bench.collectives import ALL, BARRIER, NAMES, WrongValues
 from muster.check.doctor.finding import Finding
 from muster.check.options import DoctorOptions
-from muster.check.ranks import FAULT_POLL_S, fault_in, with_device
+from muster.check.ranks import with_device
 from muster.train.distributed.backends import open_group
-from muster.train.distributed.world import World, close_group
+from muster.train.distributed.world import FAULT_POLL_S, World, close_group, fault_in
 from muster.units import listed
 
 NAME = "collectives"

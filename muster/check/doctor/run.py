@@ -23,7 +23,7 @@ from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
 from muster.check.ranks import STYLES, shape
 from muster.errors import ExitCode, MusterError, one_line
-from muster.train.distributed.world import World
+from muster.train.distributed.world import RanksMissing, World
 from muster.train.health.faults import SharedFault
 from muster.train.reporting import console
 from muster.units import listed, plural
@@ -93,11 +93,11 @@ def run(options: DoctorOptions) -> None:
         world = ranks.join(options.timeout_s)
         started = time.monotonic()
         check(world, options, report, prints_steps=True)
-        code = ranks.gather(world, report.code)[0]
+        code = world.gather(report.code)[0]
         report.seconds = time.monotonic() - started
-    except ranks.Absent as absent:
-        world = absent.world
-        report.why.append(absence(absent))
+    except RanksMissing as missing:
+        world, is_cut_off = missing.world, missing.is_reporter
+        report.why.append(absence(missing))
         code = report.code
     except MusterError as error:
         code, is_cut_off = ExitCode.USER_MUST_CHANGE, world is None
@@ -110,7 +110,7 @@ def run(options: DoctorOptions) -> None:
     if os.environ.get("RANK", "0") == "0":
         code = ranks.print_answer(lambda: show(options, report, world))
     elif is_cut_off:
-        # Nobody else knows of it.
+        # Nobody else knows of it, or rank 0 is the one that is missing.
         console.notify("\n".join(map(str, report.why)))
     ranks.leave(world, code)
 
@@ -122,17 +122,13 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
         world: with its hosts.
 
     Raises:
-        SharedFault: on all ranks, where it would fail or be wrong, or where some ranks did not come.
+        SharedFault: on all ranks, where it would fail or be wrong; RanksMissing, where some gave no answer.
     """
     options = DoctorOptions(quick=True, device=device, checkpoint_dir=checkpoint_dir, timeout_s=world.timeout_s)
     report = Report()
-    try:
-        check(world, options, report)
-        verdict = f"{worst(report.findings)}: {conclusion(report.findings)}"
-        code, verdict = ranks.gather(world, [report.code, verdict])[0]
-    except ranks.Absent as absent:
-        where = f" ({absent.host})" if absent.host else ""
-        raise SharedFault(absent.wrong + where, seen=absent.seen, fix=absent.fix, code=ExitCode.FAILED) from None
+    check(world, options, report)
+    verdict = f"{worst(report.findings)}: {conclusion(report.findings)}"
+    code, verdict = world.gather([report.code, verdict])[0]
     if world.main:
         for finding in report.findings:
             console.notify(str(finding))
@@ -160,7 +156,7 @@ def check(world: World, options: DoctorOptions, report: Report, *, prints_steps:
     if options.quick:
         return
     is_stopped = any(one.level == "failed" and one.about not in HARMLESS for one in report.findings)
-    if ranks.gather(world, is_stopped)[0]:
+    if world.gather(is_stopped)[0]:
         report.parts += [Part(one.NAME, "not tried: mend what failed first", is_seen=False) for one in subjects]
         return
     if prints_steps:
@@ -171,7 +167,7 @@ def check(world: World, options: DoctorOptions, report: Report, *, prints_steps:
 def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], report: Report) -> None:
     """Gathers the facts of these subjects on all ranks, and adds what is found in them to rank 0's `report`."""
     own = {subject.NAME: subject.gather(world, options) for subject in subjects}
-    answers = ranks.gather(world, msgspec.to_builtins(own), to_all=False)
+    answers = world.gather(msgspec.to_builtins(own), to_all=False)
     if not world.main:
         return
     if not report.facts:
@@ -185,9 +181,9 @@ def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], r
         report.parts.append(Part(subject.NAME, subject.summary(by_host), subject.findings(by_host)))
 
 
-def absence(absent: ranks.Absent) -> Finding:
-    about = DIED if absent.has_died else "absent"
-    return Finding("failed", about, absent.host, absent.wrong, absent.seen, absent.fix)
+def absence(missing: RanksMissing) -> Finding:
+    about = DIED if missing.has_died else "absent"
+    return Finding("failed", about, missing.host, missing.wrong, missing.seen, missing.fix)
 
 
 def show(options: DoctorOptions, report: Report, world: World | None) -> int:

@@ -283,7 +283,7 @@ def test_the_store_stays_until_all_know_who_did_not_come(monkeypatch, capsys):
     world = World(world_size=3, timeout_s=1)
 
     def join(timeout_s: int) -> World:
-        raise ranks.Absent(world, [2])
+        raise RanksMissing(world, [2])
 
     def leave(with_store: World | None, code: int) -> None:
         assert with_store is world
@@ -311,7 +311,7 @@ def test_the_first_rank_left_says_who_did_not_come_back(monkeypatch, rank, alive
     monkeypatch.setattr(run, "ranks_alive", lambda world: alive)
     world = World(rank=rank, world_size=3, host="abc"[rank], hosts=("a", "b", "c"))
     broken = dist.DistBackendError("Connection reset by peer")
-    late = RanksMissing("a rank is missing", seen="waited 300 s", fix="look there")
+    late = RanksMissing(world, [1])
     for error in (broken, late):
         found = run.explain(world, error, "all_reduce")
         assert (found and found.wrong) == wrong

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from muster.config import Options
 from muster.errors import MusterError
 from muster.train.distributed.backends import run_gloo_on_one_thread
 from muster.train.distributed.world import (
@@ -17,6 +18,9 @@ from muster.train.distributed.world import (
     open_side_group,
     read_environment,
 )
+from muster.train.health.parent import Guard
+from muster.train.process import Process
+from tests.train.conftest import free_port
 
 
 @pytest.fixture
@@ -78,6 +82,18 @@ def test_gathers_what_all_ranks_say():
     with ThreadPoolExecutor(3) as pool:
         for said in ([0, 1, 2], [None, None, None], [None, [1], None], [{"a": 1}] * 3, [[], [], []]):
             assert list(pool.map(World.gather, worlds, said)) == [said] * 3
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch):
+    """Of a job whose launcher has started each rank: nobody else knows who is missing."""
+    names = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**names, "MASTER_PORT": str(free_port()), "MUSTER_NODES": "node01,node02"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        Process().train("ddp", Options(timeout_s=1), Guard({}))
+    assert ended.value.code == 1
+    assert ended.value.__cause__.wrong == "rank 1 did not come"
+    assert "node02" in ended.value.__cause__.seen
 
 
 def test_variables_are_read():
