@@ -316,24 +316,28 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
     kind = "module" if how.module else "program" if how.no_python else "script"
     if how.framework != "torch" and kind == "script" and not script[0].endswith(".py"):
         kind = "program"
-    # os.path's answer is no where this user may not look; Path's is an OSError.
-    is_folder = os.path.isdir(script[0])
-    file = os.path.join(script[0], "__main__.py") if is_folder else script[0]  # what python runs of a folder
-    if kind == "script" and not os.path.isfile(file):
-        wrong, path = "there is no such script", "SCRIPT.py"
-        if is_folder:
-            wrong, path = "a folder without __main__.py is no script", shlex.quote(os.path.join(script[0], path))
-        fix = f"muster run {path}, muster run -m MODULE or muster run --no-python PROGRAM"
-        raise MusterError(wrong, seen=script[0], fix=fix)
-    if kind == "script":
-        _check_is_python(file)
-    if kind == "module":
-        _check_is_module(script[0])
-    if kind == "program" and shutil.which(script[0]) is None:
-        fix = "the path of an executable file, such as ./PROGRAM; for a script of Python: python SCRIPT"
-        raise MusterError("there is no such program, or it can't be run", seen=script[0], fix=fix)
     program = Program(kind, tuple(script), framework=how.framework, torchrun=torchrun.passed_on())
-    start.start(torchrun.decided(options), program, ["muster", *sys.argv[1:]], is_single=False)
+    start.start(torchrun.decided(options), program, ["muster", *sys.argv[1:]], check=partial(_check_program, program))
+
+
+def _check_program(program: Program) -> None:
+    """Raises MusterError where this host can't start `program`: there is none, or it is of another kind."""
+    path = program.words[0]
+    if program.kind == "module":
+        _check_is_module(path)
+    elif program.kind == "script":
+        # os.path's answer is no where this user may not look; Path's is an OSError.
+        is_folder = os.path.isdir(path)
+        script = os.path.join(path, "__main__.py") if is_folder else path  # what python runs of a folder
+        if not os.path.isfile(script):
+            wrong = "a folder without __main__.py is no script" if is_folder else "there is no such script"
+            shown = shlex.quote(os.path.join(path, "SCRIPT.py")) if is_folder else "SCRIPT.py"
+            fix = f"muster run {shown}, muster run -m MODULE or muster run --no-python PROGRAM"
+            raise MusterError(wrong, seen=path, fix=fix)
+        _check_is_python(script)
+    elif shutil.which(path) is None:
+        fix = "the path of an executable file, such as ./PROGRAM; for a script of Python: python SCRIPT"
+        raise MusterError("there is no such program, or it can't be run", seen=path, fix=fix)
 
 
 def _check_is_python(path: str) -> None:
@@ -381,8 +385,7 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
 
 
 def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
-    from muster.entrypoint.jobs import making
-    from muster.entrypoint.jobs.script import COMMAND, Wanted
+    from muster.entrypoint.jobs.script import COMMAND, Wanted, make
     from muster.entrypoint.sites.commands import print_list
 
     if site == "list":
@@ -394,7 +397,7 @@ def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
     if command:
         _check(command, site, options.nodes)
     wanted = Wanted(**vars(options), command=tuple(command or COMMAND))
-    print(making.make(site, wanted), end="")
+    print(make(site, wanted), end="")
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:

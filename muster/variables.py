@@ -22,6 +22,8 @@ class LaunchVariable(StrEnum):
     """An id of the launch, a dot, and the process id of the agent."""
     RANK_VARIABLES = "MUSTER_RANK_VARIABLES"
     """The job's id, and what a rank that no agent starts is given, as NAME=VALUE: RANK, MASTER_ADDR; between blanks."""
+    REFUSAL = "MUSTER_REFUSAL"
+    """Why this node can't take part in the launch, as JSON (`MusterError.parts`), for the agents of the others."""
     RANK_REPORTS = "MUSTER_RANK_REPORTS"
     """The folder in which ranks report to their agent, each in a file named by its process id."""
 

@@ -10,6 +10,7 @@ end by themselves; torchrun would take it for the order to stop them.
 
 import argparse
 import gc
+import json
 import logging
 import os
 import re
@@ -88,6 +89,8 @@ def main(argv: list[str], folder: str) -> int:
     # All is done but to say how it ended, which no signal changes.
     for number in (*WARNINGS, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    if refusal := os.environ.get(LaunchVariable.REFUSAL):
+        return json.loads(refusal)["code"]  # the launch has printed it
     if isinstance(error, SignalException):
         status.warning = error.sigval.name
         return status.answer()

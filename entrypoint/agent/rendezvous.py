@@ -5,6 +5,7 @@ Backend      nodes come and go: a store that does not answer counts as lost
 """
 
 import argparse
+import json
 import os
 import re
 import socket
@@ -26,12 +27,14 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from muster.entrypoint.rendezvous.network import within
+from muster.entrypoint.rendezvous.network import REFUSED_TIMEOUT_S, within
 from muster.errors import MusterError, notify_if_slow, one_line
 from muster.variables import LaunchVariable
 
 LOOPBACK_ADDRESS = "127.0.0.1"
-ALL_CAME = "all came"
+ALL_CAME, REFUSAL, HAS_HEARD = "all came", "refusal", "has heard"
+"""Keys: all have come, or are waited for no more; why a node can't take part; how many nodes know of that."""
+HEARD_S = 5.0
 NOTICE_AFTER_S = 20.0
 POLL_S = 0.2
 
@@ -113,15 +116,18 @@ class StaticNodes(StaticTCPRendezvous):
             # Inside torch this thread would hear of no signal, as long as who listens there does not answer.
             limit_s = self.timeout.total_seconds() + STORE_S
             self._store = within(limit_s, lambda: torchs(*server, multi_tenant=True, wait_for_workers=False))
-            call(self._store, self.rank, self.world_size, self.timeout)
+            call(self._store, self.rank, self.world_size, self.timeout, os.environ.get(LaunchVariable.REFUSAL, ""))
         return super().next_rendezvous()
 
 
-def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
+def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: str = "") -> None:
     """Returns when all nodes have come.
 
+    Args:
+        refusal: why this node can't take part, which ends the launch on all nodes (`LaunchVariable.REFUSAL`).
+
     Raises:
-        MusterError: another process has come as this node, or for another number of nodes.
+        MusterError: another process has come as this node, or for another number of nodes; or a node can't take part.
         TimeoutError: some did not within `limit`; on node rank 0 it names them.
     """
     here = PrefixStore("muster", store)
@@ -129,6 +135,8 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     if others != str(num_nodes):
         seen = f"{num_nodes} here, {others} elsewhere"
         raise MusterError("the nodes differ in how many they are", seen=seen, fix="give all of them the same --nnodes")
+    if refusal:
+        here.set(REFUSAL, refusal)
     own, key = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}", f"came/{node_rank}"
     try:
         first = here.compare_set(key, "", own).decode()
@@ -140,7 +148,8 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
             )
         if node_rank:
             # In another thread: inside torch this one would hear of no signal.
-            return within(limit.total_seconds() + STORE_S, lambda: here.wait([ALL_CAME], limit))
+            within(limit.total_seconds() + STORE_S, lambda: here.wait([ALL_CAME], limit))
+            return raise_refusal(here)
     except SignalException:
         if (store := here.clone()).compare_set(key, own, own).decode() == own:
             store.delete_key(key)  # it may come again; another process of its place stays
@@ -150,16 +159,30 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta) -> None:
     line = f"{socket.gethostname()} waits for the other nodes, {limit.total_seconds():.0f} s at most"
     with notify_if_slow(one_line(line), after_s=NOTICE_AFTER_S):
         while not (all_came := here.check(keys)) and time.monotonic() < end:
+            if here.check([REFUSAL]):
+                end = min(end, time.monotonic() + REFUSED_TIMEOUT_S)
             time.sleep(POLL_S)
     names = os.environ.get(LaunchVariable.NODES, "").split(",")
     if len(names) != num_nodes:
         names = [f"node rank {number}" for number in range(num_nodes)]
     absent = [name for name, key in zip(names, keys, strict=True) if not (all_came or here.check([key]))]
-    if absent:
+    if absent and not here.check([REFUSAL]):
         shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
         came = f"{num_nodes - len(absent)} of {num_nodes} did"
         raise TimeoutError(f"{shown} did not come within {limit.total_seconds():.0f} s; {came}")
     here.set(ALL_CAME, "")
+    raise_refusal(here, num_others=num_nodes - len(absent) - 1)
+
+
+def raise_refusal(here: Any, num_others: int = 0) -> None:
+    """Raises the MusterError of a node that can't take part, if there is one: once `num_others` have read it too."""
+    if here.check([REFUSAL]):
+        refusal, end = json.loads(here.get(REFUSAL)), time.monotonic() + HEARD_S
+        num_heard = here.add(HAS_HEARD, 1)
+        while num_heard <= num_others and time.monotonic() < end:
+            time.sleep(POLL_S)
+            num_heard = here.add(HAS_HEARD, 0)
+        raise MusterError(**refusal)
 
 
 class Backend(C10dRendezvousBackend):

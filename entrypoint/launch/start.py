@@ -6,6 +6,7 @@
 """
 
 import errno
+import json
 import os
 import re
 import shlex
@@ -83,7 +84,7 @@ def start(
     Args:
         typed: the command line, for errors and for trainers that start anew.
         is_single: whether it runs in one process, whatever is allocated.
-        check: refuses what this host does not have. Where there are several processes, the ranks check it together.
+        check: refuses what this host does not have. Where our own have several processes, the ranks check it together.
 
     Raises:
         MusterError: it can't be started here.
@@ -106,13 +107,14 @@ def start(
         # hear them, which may take a minute; what is held stays held through an exec. SIGTERM is not: before anything
         # is learnt it may as well end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
+    context: Context | None = None
     try:
         context = find(env, options, typed, is_single=is_single)
         recognise.check(context.site)
         allocation, options = context.allocation, context.options
         if not is_dry and options.interface:
             _check_interface(options.interface)
-        if not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1:
+        if not program.is_ours or (not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1):
             check()
         of_driver = Additions() if is_dry else driver.check(allocation, env, program)
         site = context.site.site if context.site else None
@@ -121,6 +123,8 @@ def start(
     except MusterError as refusal:
         if not is_dry:
             address.refuse_all(refusal, env, options)
+            if context and program.framework == "torch":
+                _tell_agents(refusal, context)
         raise
     if address.is_open(context.rendezvous, allocation) and not is_dry:
         context = replace(context, rendezvous=address.by_file(context.rendezvous, allocation, env, options))
@@ -134,6 +138,23 @@ def start(
         shown = allocation if program.framework == "torch" else allocation.of_tasks()
         notify(show.headline(shown, context.rendezvous, launch))
     execute(launch, context.env)
+
+
+def _tell_agents(refusal: MusterError, context: Context) -> None:
+    """Becomes an agent that tells those of the other nodes, which would wait for this one, why it can't take part.
+
+    Returns where there are no others, or they don't meet as a fixed number of nodes.
+    """
+    allocation, options, rendezvous = context.allocation, context.options, context.rendezvous
+    is_fixed = allocation.num_nodes > 1 and not torchrun.is_elastic(allocation, options)
+    if allocation.mode != "agent" or not is_fixed or address.is_open(rendezvous, allocation):
+        return
+    notify(f"{refusal}\nmuster: tells the other nodes, for {network.REFUSED_TIMEOUT_S:.0f} s at most")
+    text = json.dumps({**refusal.parts, "wrong": f"{context.env.host} can't take part: {refusal.wrong}"})
+    options = replace(options, rdzv_timeout=min(options.rdzv_timeout, int(network.REFUSED_TIMEOUT_S)))
+    argv = torchrun.agent_argv(allocation, rendezvous, options, ["-"])
+    parts = [_of_user(context), Additions({LaunchVariable.REFUSAL: text})]
+    execute(Launch(tuple(argv), Additions.merged(parts), hears=True), context.env)
 
 
 def _check_interface(names: str) -> None:

@@ -147,7 +147,7 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
         return
     from muster.entrypoint.rendezvous import file as rendezvous_file
 
-    timeout_s = min(rendezvous_file.REFUSED_TIMEOUT_S, options.rdzv_timeout)
+    timeout_s = min(network.REFUSED_TIMEOUT_S, options.rdzv_timeout)
     peers = rendezvous_file.Peers(Path(options.rendezvous_dir), launch, rank, size, timeout_s, refusal)
     rendezvous_file.exit_on_terminate()
     # Whatever comes of it: this process ends with the refusal itself.

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,11 +40,9 @@ LONGEST_POLL_S = 1.0
 NOTICE_AFTER_S = 20.0
 # Where launches have no identity: how long after the last answer another one may still come.
 CONFLICT_S = 1.0
-# After the first refusal: how long the others have to come and read it.
-REFUSED_TIMEOUT_S = 30.0
 # How long participant 0 leaves the result for the others to read.
 READ_TIMEOUT_S = 10.0
-# An answer and its result: each three texts of 900 characters, all of them escaped.
+# An answer and its result: each three texts of 1,001 characters, all of them escaped.
 MAX_BYTES = 40_000
 FIX_BLOCKS = (
     "start as many on each host, each host's in one block: mpirun --map-by slot (Open MPI), mpiexec -ppn N (Hydra)"
@@ -115,7 +113,7 @@ class _Host(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """An answer, or its result: to go on where there is no refusal, the words and the code of a MusterError."""
+    """An answer, or its result: to go on where there is no refusal, which has the values of `MusterError.parts`."""
 
     participant: Participant | None = None
     refusal: tuple[str, str, str, int] | None = None
@@ -123,14 +121,8 @@ class _Line(msgspec.Struct, frozen=True):
     @property
     def error(self) -> MusterError | None:
         """The refusal, to be raised."""
-        if self.refusal is None:
-            return None
-        wrong, seen, fix, code = self.refusal
-        return MusterError(wrong, seen=seen, fix=fix, code=code)
-
-
-def _refused(error: MusterError) -> _Line:
-    return _Line(refusal=(error.wrong[:900], error.seen[:900], error.fix[:900], error.code))
+        parts: dict[str, Any] = dict(zip(("wrong", "seen", "fix", "code"), self.refusal or (), strict=False))
+        return MusterError(**parts) if parts else None
 
 
 def meet(peers: Peers) -> tuple[str, int]:
@@ -197,7 +189,7 @@ def _gather(peers: Peers) -> tuple[str, int]:
         except MusterError as refusal:
             # Where another launch has written over the file, the others go there, and read the refusal there.
             if _read(folder, "host", _Host) == host:
-                _publish(folder, host, _refused(refusal))
+                _publish(folder, host, _Line(refusal=tuple(refusal.parts.values())))
             raise
         finally:
             is_mine = _read(folder, "host", _Host) == host
@@ -234,7 +226,7 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
             # Nobody knows which of two launches each of them belongs to, so neither starts.
             size, refusals = 2 * peers.size, [_conflict(peers, "meets by the same file")]
         if refusals:
-            deadline = min(deadline, now + REFUSED_TIMEOUT_S)
+            deadline = min(deadline, now + network.REFUSED_TIMEOUT_S)
         if refusals and (len(answers) >= size or now >= deadline):
             raise refusals[0]
         # Those who came may be another launch's: then this one's are on their way.
@@ -248,7 +240,7 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
         other = _read(folder, "host", _Host)
         if other not in (host, None):
             refusal = _conflict(peers, "has written over this launch's file")
-            _write(folder, f"{other.id}.0.{secrets.token_hex(8)}", _refused(refusal))
+            _write(folder, f"{other.id}.0.{secrets.token_hex(8)}", _Line(refusal=tuple(refusal.parts.values())))
             raise refusal
         time.sleep(POLL_S)
 
@@ -290,7 +282,7 @@ def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
         MusterError: they can't become a world.
     """
     one = peers.participant
-    answer = _Line(one) if isinstance(one, Participant) else _refused(one)
+    answer = _Line(one) if isinstance(one, Participant) else _Line(refusal=tuple(one.parts.values()))
     name = f"{host.id}.{peers.number}.{secrets.token_hex(8)}"
     try:
         _write(folder, name, answer)

@@ -15,6 +15,8 @@ from muster.interfaces import is_loopback, own_addresses, towards
 T = TypeVar("T")
 
 RESOLVE_TIMEOUT_S = 10.0
+REFUSED_TIMEOUT_S = 30.0
+"""After a process said that it can't take part in a launch: how long the others have to come and hear why."""
 LOOPBACK = "lo"
 # An address that documents use (RFC 5737): outside of every cluster, so its route is the default one.
 _ELSEWHERE = "192.0.2.1"

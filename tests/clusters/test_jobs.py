@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.jobs import making
-from muster.entrypoint.jobs.script import Wanted
+from muster.entrypoint.jobs.script import Wanted, make
 from tests.clusters.deadline import wait_for
 from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.namespaces import PATH
@@ -51,7 +50,7 @@ def stand_in(tmp_path: Path) -> Mapping[str, str]:
 
 
 def script(site: str, *command: str, nodes: int = 1) -> str:
-    return making.make(site, Wanted(nodes=nodes, command=command))
+    return make(site, Wanted(nodes=nodes, command=command))
 
 
 def ends_with(site: str, *codes: int) -> str:

@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.run import parse_args  # pyright: ignore[reportUnknownVariableType]
@@ -231,8 +233,10 @@ def test_a_script_that_this_user_may_not_read_is_refused(
     script.touch(mode=0o000)
     if os.access(script, os.R_OK):  # root may read all files
 
-        def refuse(*_: object) -> None:
-            raise PermissionError(errno.EACCES, "Permission denied", str(script))
+        def refuse(file: object, *mode: Any, opens: Callable[..., object] = open, **more: Any) -> object:
+            if file == str(script):
+                raise PermissionError(errno.EACCES, "Permission denied", str(script))
+            return opens(file, *mode, **more)
 
         monkeypatch.setattr("builtins.open", refuse)
     monkeypatch.delenv("MUSTER_DEBUG", raising=False)
@@ -433,6 +437,29 @@ def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
     assert second.returncode == 0, second.stderr
     assert first.returncode == 0
     assert sorted([*out.splitlines(), *second.stdout.splitlines()]) == [f"rank {i} of 2 found ['0']" for i in (0, 1)]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_a_node_that_can_not_start_ends_the_others(command: Run, hello: Path, refusing: int) -> None:
+    """As where a script, or the fabric, is missing on one node: the others would wait for a quarter of an hour."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--nproc-per-node=1"]
+    scripts = ["no-such-script.py" if rank == refusing else str(hello) for rank in (0, 1)]
+    with ThreadPoolExecutor() as pool:
+        answers = [
+            pool.submit(command, "muster", "run", *where, f"--node-rank={rank}", script, "0")
+            for rank, script in enumerate(scripts)
+        ]
+        done = [answer.result() for answer in answers]
+    assert [one.returncode for one in done] == [2, 2]
+    wrong, seen, fix = three_lines("\n".join(done[1 - refusing].stderr.splitlines()[-3:]))
+    assert f"{socket.gethostname()} can't take part: there is no such script" in wrong
+    assert "no-such-script.py" in seen
+    assert "muster run" in fix
+    assert done[refusing].stderr.count("error: ") == 1
+    assert "".join(one.stdout for one in done) == ""
 
 
 @pytest.mark.parametrize(

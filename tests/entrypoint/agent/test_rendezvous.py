@@ -1,6 +1,7 @@
 """How the agents of a launch meet, and what each tells the others of its workers' ends."""
 
 import argparse
+import json
 import signal
 import time
 from contextlib import suppress
@@ -86,6 +87,35 @@ def test_nodes_that_differ_in_their_number_are_refused_where_they_meet() -> None
         call(meeting, 0, 2, timedelta(seconds=0))
     with pytest.raises(MusterError, match="how many they are"):
         call(meeting, 1, 3, timedelta(seconds=0))
+
+
+REFUSAL = {"wrong": "node01 can't take part: the driver is too old", "seen": "driver 470", "fix": "ask", "code": 2}
+
+
+@pytest.mark.parametrize("refusing", [0, 1])
+@pytest.mark.parametrize("num_come", [2, 3])
+def test_a_node_that_cannot_take_part_is_known_to_all_that_come(
+    refusing: int, num_come: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for it for a quarter of an hour; for who does not come they then wait a short while."""
+    monkeypatch.setattr(rendezvous, "REFUSED_TIMEOUT_S", 1.0)
+    store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    heard: dict[int, MusterError] = {}
+
+    def come(node_rank: int) -> None:
+        own = meeting.clone() if node_rank else meeting
+        try:
+            call(own, node_rank, 3, timedelta(seconds=60), json.dumps(REFUSAL) if node_rank == refusing else "")
+        except MusterError as refusal:
+            heard[node_rank] = refusal
+
+    nodes = [Thread(target=come, args=(node_rank,)) for node_rank in range(num_come)]
+    for one in nodes:
+        one.start()
+    for one in nodes:
+        one.join(30)
+    assert {node_rank: refusal.parts for node_rank, refusal in heard.items()} == dict.fromkeys(range(num_come), REFUSAL)
 
 
 def test_a_node_that_waits_for_another_still_gives_signs_of_life() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint.rendezvous import file as rendezvous_file
+from muster.entrypoint.rendezvous import network
 from muster.entrypoint.rendezvous.file import Participant, Peers, check, meet
 from muster.errors import MusterError
 from tests.clusters.deadline import wait_for
@@ -278,7 +279,7 @@ def test_one_that_comes_late_is_noticed_where_launches_cannot_be_told_apart(
 ) -> None:
     """All of this launch's places are taken by another one's guests; then its own come."""
     monkeypatch.setattr(rendezvous_file, "CONFLICT_S", 30.0)
-    monkeypatch.setattr(rendezvous_file, "REFUSED_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(network, "REFUSED_TIMEOUT_S", 0.5)
     with ThreadPoolExecutor(3) as pool:
         came = [pool.submit(meet, replace(peers(tmp_path, number, 2), is_unique=False)) for number in (0, 1)]
         time.sleep(0.4)
@@ -346,7 +347,7 @@ def test_all_hear_of_one_that_refuses(tmp_path: Path, refused: list[int]) -> Non
 
 
 def test_a_refusal_waits_for_nobody_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous_file, "REFUSED_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(network, "REFUSED_TIMEOUT_S", 0.3)
     with pytest.raises(MusterError, match="no GPU"):
         meet(peers(tmp_path, 0, timeout_s=900, participant=MusterError("no GPU", seen="", fix="")))
 
