@@ -153,7 +153,7 @@ def _tell_agents(refusal: MusterError, context: Context) -> None:
     text = json.dumps({**refusal.parts, "wrong": f"{context.env.host} can't take part: {refusal.wrong}"})
     options = replace(options, rdzv_timeout=min(options.rdzv_timeout, int(network.REFUSED_TIMEOUT_S)))
     argv = torchrun.agent_argv(allocation, rendezvous, options, ["-"])
-    parts = [_of_user(context), Additions({LaunchVariable.REFUSAL: text})]
+    parts = [_of_user(context), Additions({LaunchVariable.REFUSAL: text, "OMP_NUM_THREADS": "1"})]
     execute(Launch(tuple(argv), Additions.merged(parts), hears=True), context.env)
 
 
