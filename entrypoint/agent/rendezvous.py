@@ -121,10 +121,7 @@ class StaticNodes(StaticTCPRendezvous):
 
 
 def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: str = "") -> None:
-    """Returns when all nodes have come.
-
-    Args:
-        refusal: why this node can't take part, which ends the launch on all nodes (`LaunchVariable.REFUSAL`).
+    """Returns when all nodes have come. A `refusal` of this one (`LaunchVariable.REFUSAL`) ends the launch on all.
 
     Raises:
         MusterError: another process has come as this node, or for another number of nodes; or a node can't take part.
@@ -178,10 +175,9 @@ def raise_refusal(here: Any, num_others: int = 0) -> None:
     """Raises the MusterError of a node that can't take part, if there is one: once `num_others` have read it too."""
     if here.check([REFUSAL]):
         refusal, end = json.loads(here.get(REFUSAL)), time.monotonic() + HEARD_S
-        num_heard = here.add(HAS_HEARD, 1)
-        while num_heard <= num_others and time.monotonic() < end:
+        here.add(HAS_HEARD, 1)
+        while here.add(HAS_HEARD, 0) <= num_others and time.monotonic() < end:
             time.sleep(POLL_S)
-            num_heard = here.add(HAS_HEARD, 0)
         raise MusterError(**refusal)
 
 

@@ -141,10 +141,7 @@ def start(
 
 
 def _tell_agents(refusal: MusterError, context: Context) -> None:
-    """Becomes an agent that tells those of the other nodes, which would wait for this one, why it can't take part.
-
-    Returns where there are no others, or they don't meet as a fixed number of nodes.
-    """
+    """Becomes an agent that tells those of other nodes why this one can't come; returns where nodes may come and go."""
     allocation, options, rendezvous = context.allocation, context.options, context.rendezvous
     is_fixed = allocation.num_nodes > 1 and not torchrun.is_elastic(allocation, options)
     if allocation.mode != "agent" or not is_fixed or address.is_open(rendezvous, allocation):

@@ -34,14 +34,10 @@ FAULT_POLL_S = 1.0
 
 
 class RanksMissing(MusterError):
-    """Some ranks did not come, or had come and gave no more answer; all the others know of it.
-
-    Args:
-        world: of the rank that raises this; with its hosts where these ranks had met the others.
-        ranks: those without an answer.
-        fault: what was published of a rank that failed or died (`health.faults.Fault`).
+    """Some `ranks` did not come, or gave no more answer; or a `fault` was published (health/faults.py). All know it.
 
     Attributes:
+        world: of the rank that raises this; with its hosts where these ranks had met the others.
         host: where these ranks are, or should be; empty where that is not known.
         has_died: whether a rank ended, or hangs; not one that never came.
         is_reporter: whether this rank is the first that is left, which reports it for all.
@@ -199,10 +195,9 @@ class World:
         return {value: listed(host for other, host in places if other == value) for value in dict.fromkeys(values)}
 
     def _missing(self, keys: Sequence[str], limit_s: float) -> list[int]:
-        """The ranks that have not set their one of `keys` in time, or before a rank that failed or died was published.
+        """The ranks that have not set their one of `keys` in time, or before a fault was published.
 
-        Raises:
-            dist.DistError: the connection broke: rank 0 is gone, it did not merely take its time.
+        Where the connection breaks, rank 0 is gone, and did not merely take its time: that is a dist.DistError.
         """
         ends = time.monotonic() + limit_s
         while True:

@@ -61,11 +61,10 @@ def agree(world: World, function: Callable[[], Result]) -> Result:
         failure = error.parts
     answers = world.gather(failure)
     for rank, answer in enumerate(answers):
-        if answer is None:
-            continue
-        if any(other != answer for other in answers):
-            answer["seen"] += f" (rank {rank} of {world.world_size} on {world.hosts[rank]})"
-        raise SharedFault(**answer)
+        if answer is not None:
+            if any(other != answer for other in answers):
+                answer["seen"] += f" (rank {rank} of {world.world_size} on {world.hosts[rank]})"
+            raise SharedFault(**answer)
     return result  # type: ignore[return-value]
 
 
