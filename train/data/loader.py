@@ -5,6 +5,7 @@ import math
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -185,12 +186,16 @@ class Batches:
             placed = ((batch, self.place(batch)) for batch in batches)
         else:
             placed = ahead(batches, self.place, self.side)
-        for batch, tensors in placed:
-            if batch.bad:
-                self.note(batch)
-            if tensors is not None:
-                missing -= 1
-                yield tensors
+        try:
+            for batch, tensors in placed:
+                if batch.bad:
+                    self.note(batch)
+                if tensors is not None:
+                    missing -= 1
+                    yield tensors
+        except (ConnectionError, EOFError):  # a worker was killed while it handed a batch over
+            time.sleep(5)  # ended by torch's RuntimeError about it, when SIGCHLD comes
+            raise
         for _ in range(missing):
             yield self.nothing()
 

@@ -2,9 +2,11 @@
 
 import os
 import sys
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +106,27 @@ def test_an_epoch_ends_where_it_should(tmp_path, make_images, beside):
     train.sampler.set_epoch(0, first_sample=4, max_steps=3)
     assert len(list(train)) == 3
     assert train.side.events.count("queued") == 3
+
+
+def test_a_worker_that_is_killed_while_it_hands_a_batch_over_is_told_as_that(tmp_path, make_images, monkeypatch):
+    root = make_images(tmp_path / "images")
+    asked = Options(data=f"imagefolder:{root}", image_size=24, batch_size=4, train_num_workers=1)
+    train, _ = open_batches(data.open_source(asked), asked, World())
+    batches = iter(train)
+    next(batches)
+    workers: Any = train.loader and train.loader._iterator
+
+    def get(timeout):
+        # Its sockets are closed before the system tells that it has ended.
+        threading.Timer(0.2, workers._workers[0].kill).start()
+        raise ConnectionResetError
+
+    monkeypatch.setattr(workers._data_queue, "get", get)
+    try:
+        with pytest.raises(RuntimeError, match="killed by signal"):  # the words that memory.explain knows
+            next(batches)
+    finally:
+        train.close()
 
 
 def test_workers_are_as_many_as_the_cores_give(tmp_path, make_images):
