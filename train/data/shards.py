@@ -269,10 +269,13 @@ def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
             # Not hidden files, and not what webdataset writes about a shard.
             if match is not None and not (member.name.startswith("__") and member.name.endswith("__")):
                 yield match[1], match[2].lower(), member
-        # tarfile takes a header that is damaged or missing for the end.
+        # tarfile takes a header that is damaged or missing for the end, and leaves out what cat has put after one.
+        # An end is zeros: a record of them and a block at most.
         file.seek(tar.offset)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError(f"no header and no mark of the end at byte {tar.offset}: a copy that was cut off?")
+        rest = file.read(2 * tarfile.RECORDSIZE)
+        if len(rest) < tarfile.BLOCKSIZE or any(rest):
+            wrong = f"no header at byte {tar.offset}, nor an end with nothing after it"
+            raise tarfile.ReadError(f"{wrong}: was it cut off, or are several tar files in it?")
 
 
 def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile.TarInfo]) -> tuple[int, int, int, int]:

@@ -374,6 +374,18 @@ def test_a_shard_cut_off_anywhere_or_overwritten_is_told(tmp_path, format):
         read_headers(tmp_path / "a.tar")
 
 
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tar_files_that_cat_has_put_into_one_are_told(tmp_path, format):
+    """The samples after the first of them would be left out."""
+    for size in (0, 8192):  # behind 8192 bytes the zeros of the end take more than a record
+        first = write(tmp_path / "a.tar", {"0.jpg": b"x" * size, "0.cls": b"0"}, format).read_bytes()
+        assert len(read_headers(tmp_path / "a.tar")) == 1
+        second = write(tmp_path / "a.tar", {"1.jpg": b"x", "1.cls": b"1"}, format).read_bytes()
+        (tmp_path / "a.tar").write_bytes(first + second)
+        with pytest.raises(MusterError, match="several tar files"):
+            read_headers(tmp_path / "a.tar")
+
+
 def test_folders_that_hold_no_shards(tmp_path):
     def error(root=tmp_path):
         with pytest.raises(MusterError) as raised:
