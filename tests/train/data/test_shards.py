@@ -118,6 +118,15 @@ def test_shards_are_not_put_where_they_would_be_a_class_or_leave_a_folder(make_i
     assert {path.name for path in tmp_path.rglob("*")} == {"images", "a class", "b", "000.jpg"}
 
 
+@pytest.mark.parametrize("place", ["train/shards", "val/shards", "link/shards"])
+def test_shards_are_not_put_where_they_would_be_a_class_of_one_half(packed, place):
+    """A training on the folder of the images would be refused from then on."""
+    (packed[0] / "link").symlink_to("val")
+    with pytest.raises(MusterError, match="would be a class"):
+        pack.pack(packed[0], packed[0] / place, shard_mb=1, seed=0)
+    assert len(data.open_source(Options(data=f"imagefolder:{packed[0]}")).valid) == 10
+
+
 def test_a_folder_with_escape_codes_in_its_name_changes_no_terminal(make_images, tmp_path, monkeypatch, capsys):
     folder, out = make_images(tmp_path / "images", 1, ("a", "b")), tmp_path / "a\x1b[31m\udcff"
     monkeypatch.setattr(sys, "argv", ["train pack", "--shard-mb=1", "--seed=0", str(folder), str(out)])
