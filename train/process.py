@@ -158,7 +158,7 @@ def check_same_start(world: World, strategy: str, options: Options) -> None:
 def run_process(strategy: str, options: Options, guard: Guard) -> None:
     """Trains on this rank; what goes wrong becomes three lines, or a traceback, and an exit code."""
     if not DEBUG:
-        warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(vision)?\.")
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"(torch(vision)?|PIL)\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(vision)?\.")
         warnings.filterwarnings("ignore", "Image size", module=r"PIL\.")  # of scans; twice as large ones are refused
     process, code = Process(), 0

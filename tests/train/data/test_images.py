@@ -202,8 +202,11 @@ def test_training_on_tokens_loads_nothing_for_images(tmp_path):
 
 
 @pytest.mark.process
-def test_a_large_image_is_read_without_a_warning(train, make_images, tmp_path):
+def test_large_images_and_palettes_are_read_without_a_warning(train, make_images, tmp_path):
     folder = make_images(tmp_path / "images")
+    for path in (folder / "cat").iterdir():
+        Image.open(path).quantize(16).save(path.with_suffix(".png"), transparency=bytes(16))
+        path.unlink()
     argv = ["single", f"--data=imagefolder:{folder}", "--image-size=16", "--batch-size=8", "--max-steps=1"]
     limit = "from PIL import Image\nImage.MAX_IMAGE_PIXELS = 1000"  # PIL warns of more, and refuses twice as many
     (ended,) = train([*argv, f"--runs-dir={tmp_path}"], ok=True, before=limit)
