@@ -144,9 +144,9 @@ def read_ahead(images: ImageFiles, order: list[int]) -> Iterator[tuple[str, byte
                 yield images.name(index), content, label
 
 
-def end(*_: object) -> None:
-    """Handles SIGTERM: what is half made is removed on the way out."""
-    notify("muster: train pack was ended by SIGTERM: the same command starts it again")
+def end(number: int, _: object) -> None:
+    """Handles signals: what is half made is removed on the way out."""
+    notify(f"muster: train pack was ended by {signal.Signals(number).name}: the same command starts it again")
     sys.exit(ExitCode.FAILED)
 
 
@@ -160,6 +160,8 @@ def main() -> None:
     asked = parser.parse_args()
     with interruption.command(parser.prog):
         signal.signal(signal.SIGTERM, end)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(signal.SIGHUP, end)
         num_samples = pack(asked.folder, asked.out, asked.shard_mb, asked.seed)
         print(one_line(f"{asked.out}: {num_samples:,} images, for --data {shlex.quote(f'shards:{asked.out}')}"))
 

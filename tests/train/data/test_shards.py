@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -236,6 +237,23 @@ def test_packing_ended_by_sigterm_leaves_nothing(packed, tmp_path):
         errors = process.communicate(timeout=60)[1]
     assert process.returncode == 1, errors
     assert "SIGTERM" in errors
+    assert set(os.listdir(tmp_path)) == before
+
+
+def test_packing_leaves_nothing_when_its_terminal_is_closed(packed, tmp_path, monkeypatch, capsys):
+    before = set(os.listdir(tmp_path))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, lambda *_: None)
+    monkeypatch.setattr(tarfile.TarFile, "addfile", lambda *_: os.kill(os.getpid(), signal.SIGHUP))
+    monkeypatch.setattr(sys, "argv", ["", "--shard-mb=1", "--seed=0", str(packed[0]), str(tmp_path / "out")])
+    try:
+        with pytest.raises(SystemExit) as raised:
+            pack.main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert raised.value.code == 1
+    assert "SIGHUP" in capsys.readouterr().err
     assert set(os.listdir(tmp_path)) == before
 
 
