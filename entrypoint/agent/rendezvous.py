@@ -34,7 +34,6 @@ from muster.variables import LaunchVariable
 LOOPBACK_ADDRESS = "127.0.0.1"
 ALL_CAME, REFUSAL, HAS_HEARD = "all came", "refusal", "has heard"
 """Keys: all have come, or are waited for no more; why a node can't take part; how many nodes know of that."""
-HEARD_S = 5.0
 NOTICE_AFTER_S = 20.0
 POLL_S = 0.2
 
@@ -174,7 +173,7 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: 
 def raise_refusal(here: Any, num_others: int = 0) -> None:
     """Raises the MusterError of a node that can't take part, if there is one: once `num_others` have read it too."""
     if here.check([REFUSAL]):
-        refusal, end = json.loads(here.get(REFUSAL)), time.monotonic() + HEARD_S
+        refusal, end = json.loads(here.get(REFUSAL)), time.monotonic() + REFUSED_TIMEOUT_S
         here.add(HAS_HEARD, 1)
         while here.add(HAS_HEARD, 0) <= num_others and time.monotonic() < end:
             time.sleep(POLL_S)

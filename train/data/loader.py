@@ -194,7 +194,7 @@ class Batches:
                     missing -= 1
                     yield tensors
         except (ConnectionError, EOFError):  # a worker was killed while it handed a batch over
-            time.sleep(5)  # ended by torch's RuntimeError about it, when SIGCHLD comes
+            time.sleep(5)  # until SIGCHLD comes, at which torch raises a RuntimeError that says so
             raise
         for _ in range(missing):
             yield self.nothing()
