@@ -56,6 +56,9 @@ def start(command: str, *, is_silent: bool = False) -> None:
     atexit.register(finish)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, end)
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        # As some supervisors start it: the kernel would forget how a child has ended, which Python takes for code 0.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 

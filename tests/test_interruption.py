@@ -69,6 +69,15 @@ def test_who_ignores_it_goes_on_ignoring_it() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+def test_how_a_child_ends_is_known_where_children_were_ignored() -> None:
+    code = "import subprocess\nsys.exit(subprocess.call([sys.executable, '-S', '-c', 'raise SystemExit(3)']))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", START + code], cwd=ROOT, timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )  # fmt: skip
+    assert done.returncode == 3
+
+
 def test_one_that_was_held_comes_when_the_process_has_its_answer() -> None:
     again = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); from muster import interruption; interruption.start('next')"
