@@ -142,6 +142,8 @@ def not_started(error: Exception) -> MusterError:
     """The error for ranks that can't be started, or have no place for their logs."""
     fix = "--log-dir FOLDER or TMPDIR=FOLDER, with room, in which you may write"
     fix = "leave out --numa-binding: it needs GPUs, and numactl" if "NUMA" in str(error) else fix
+    if isinstance(error, BlockingIOError) or "new thread" in str(error):
+        fix = "fewer ranks by --nproc-per-node; or a higher limit of processes: ulimit -u, docker run --pids-limit"
     wrong = f"the ranks of {socket.gethostname()} can't be started"
     return MusterError(wrong, seen=_in_one_line(error), fix=fix)
 

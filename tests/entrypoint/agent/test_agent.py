@@ -1,5 +1,6 @@
 """What a node's agent says of workers that failed."""
 
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from muster.entrypoint.agent.agent import Status
-from muster.entrypoint.agent.failures import lost_nodes, not_met, report
+from muster.entrypoint.agent.failures import lost_nodes, not_met, not_started, report
 from muster.paths import ROOT
 from muster.variables import LaunchVariable, RankReport
 
@@ -85,6 +86,14 @@ def failure(pid: int, exitcode: int, timestamp: int) -> ProcessFailure:
     made = ProcessFailure(local_rank=0, pid=pid, exitcode=exitcode, error_file="/does/not/exist")
     made.timestamp = timestamp
     return made
+
+
+# Of a process and of a thread more than the limit allows, as Python has it.
+@pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "Try again"), RuntimeError("can't start new thread")])
+def test_a_limit_of_processes_is_not_taken_for_a_lack_of_room(error: Exception) -> None:
+    fix = not_started(error).fix
+    assert "ulimit -u" in fix
+    assert "TMPDIR" not in fix
 
 
 @pytest.mark.parametrize(
