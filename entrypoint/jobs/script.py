@@ -152,9 +152,9 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
     known = str(Path(name).absolute()) if "/" in name or name.endswith(".toml") else name
     recognise.check(Recognised(known, f"refused in the profile {known}", site))
     if site.scheduler == "kubernetes":
-        from muster.entrypoint.jobs import kubernetes  # which builds on this file
+        from muster.entrypoint.jobs import kubernetes  # which builds on this file, by its installed name
 
-        return kubernetes.make(known, site, wanted)
+        return kubernetes.make(known, site, wanted)  # pyright: ignore[reportArgumentType]
     return script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS.get(site.scheduler, 'sh')}")
 
 
