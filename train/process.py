@@ -69,10 +69,11 @@ class Process:
     def answer(self, error: BaseException) -> int:
         """Says what happened, to the user and to the other ranks; returns the exit code."""
         trace = "".join(traceback.format_exception(error)).rstrip("\n")
-        if not DEBUG and self.heartbeat is not None and faults.is_echo(error):
+        if not DEBUG and faults.is_echo(error):
             console.log_line(trace)
-            self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
-            lost = self.heartbeat.lost
+            if self.heartbeat is not None:
+                self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
+            lost = "" if self.heartbeat is None else self.heartbeat.lost
             error = report_lost_store(self.world, lost) if lost else faults.connection_lost(error, self.world)
         if isinstance(error, MusterError):
             code, wrong = error.code, error.wrong

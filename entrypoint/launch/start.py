@@ -121,10 +121,10 @@ def start(
         # The fabric's library path has the driver's in it.
         of_fabric = fabric.inject(allocation, env, options, program, of_driver.variables, site)
     except MusterError as refusal:
-        if not is_dry:
+        if not is_dry and (context is None or address.is_open(context.rendezvous, context.allocation)):
             address.refuse_all(refusal, env, options)
-            if context and program.framework == "torch":
-                _tell_agents(refusal, context)
+        elif not is_dry and context and program.framework == "torch":
+            _tell_agents(refusal, context)
         raise
     if address.is_open(context.rendezvous, allocation) and not is_dry:
         context = replace(context, rendezvous=address.by_file(context.rendezvous, allocation, env, options))
@@ -144,7 +144,7 @@ def _tell_agents(refusal: MusterError, context: Context) -> None:
     """Becomes an agent that tells those of other nodes why this one can't come; returns where nodes may come and go."""
     allocation, options, rendezvous = context.allocation, context.options, context.rendezvous
     is_fixed = allocation.num_nodes > 1 and not torchrun.is_elastic(allocation, options)
-    if allocation.mode != "agent" or not is_fixed or address.is_open(rendezvous, allocation):
+    if allocation.mode != "agent" or not is_fixed:
         return
     notify(f"{refusal}\nmuster: tells the other nodes, for {network.REFUSED_TIMEOUT_S:.0f} s at most")
     text = json.dumps({**refusal.parts, "wrong": f"{context.env.host} can't take part: {refusal.wrong}"})

@@ -175,8 +175,7 @@ class World:
         self.store.set(f"{turn}/{self.rank}", json.dumps(value))
         keys = [f"{turn}/{rank}" for rank in range(self.world_size)] if self.main else [f"{turn}/all"]
         # A little longer than rank 0, which knows who is missing.
-        missing = self._missing(keys, self.timeout_s if self.main else self.timeout_s + 5)
-        values: list[Any] = []
+        missing, values = self._missing(keys, self.timeout_s if self.main else self.timeout_s + 5), list[Any]()
         if self.main:
             texts = [] if missing else self.store.multi_get(keys)
             # As mostly all say the same, it is sent once: what is read would grow with the square of the ranks.

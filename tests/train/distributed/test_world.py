@@ -96,6 +96,24 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch):
     assert "node02" in ended.value.__cause__.seen
 
 
+def test_rank_0_that_dies_before_all_have_come_is_told_without_a_traceback(monkeypatch, capsys):
+    store: Any = dist.TCPStore
+    server = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    names = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    rank = Process()
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(rank.train, "ddp", Options(timeout_s=60), Guard({}))
+        server.wait(["muster/gather/0/1"], timedelta(seconds=30))
+        del server
+        error = ended.exception(30)
+    assert rank.answer(error) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0].strip() for line in said] == ["error", "seen", "fix"]
+    assert "the connection to another rank is lost" in said[0]
+
+
 def test_variables_are_read():
     environ = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
     world = read_environment(environ, 600)
