@@ -8,8 +8,10 @@ import pytest
 import torch.distributed as dist
 
 from muster.check import ranks
+from muster.check.doctor import run as doctor
 from muster.check.doctor.finding import code_of
 from muster.check.doctor.run import absence as finding_of
+from muster.check.options import DoctorOptions
 from muster.train.distributed.world import RanksMissing, World
 from muster.train.health.faults import SharedFault
 from muster.units import listed
@@ -84,3 +86,23 @@ def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_hosts_are_named_all() -> None:
     assert listed(list("abcde")) == "a, b, c, d, e"
     assert listed(list("abcdef")) == "a, b, c, d and 2 more"
+
+
+@pytest.mark.parametrize(("rank", "is_told"), [(1, True), (2, False)])
+def test_a_rank_0_without_an_answer_is_told_by_the_first_that_is_left(
+    rank: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(rank=rank, world_size=3, hosts=("a", "b", "c"))
+
+    def join(timeout_s: int) -> World:
+        raise RanksMissing(world, [0])
+
+    def leave(_: World | None, code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr(ranks, "join", join)
+    monkeypatch.setattr(ranks, "leave", leave)
+    with pytest.raises(SystemExit, match="1"):
+        doctor.run(DoctorOptions())
+    assert ("rank 0 had come" in capsys.readouterr().err) == is_told
