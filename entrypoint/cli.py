@@ -385,7 +385,8 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
 
 
 def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
-    from muster.entrypoint.jobs.script import COMMAND, Wanted, make
+    from muster.entrypoint.jobs import making
+    from muster.entrypoint.jobs.script import COMMAND, Wanted
     from muster.entrypoint.sites.commands import print_list
 
     if site == "list":
@@ -397,7 +398,7 @@ def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
     if command:
         _check(command, site, options.nodes)
     wanted = Wanted(**vars(options), command=tuple(command or COMMAND))
-    print(make(site, wanted), end="")
+    print(making.make(site, wanted), end="")
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:

@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from muster.config import IN_ONE_PROCESS, STRATEGIES
@@ -13,8 +12,6 @@ from muster.entrypoint.detect import families
 from muster.entrypoint.jobs import quoting
 from muster.entrypoint.launch.program import without_launcher
 from muster.entrypoint.options import JobOptions
-from muster.entrypoint.sites import profiles, recognise
-from muster.entrypoint.sites.recognise import Recognised
 from muster.entrypoint.sites.schema import STATUS, Context, Site, resolve, value_of
 from muster.errors import MusterError
 from muster.paths import JOBS
@@ -132,30 +129,6 @@ def hours_and_minutes(seconds: int) -> str:
     """H:MM, rounded up: for LSF."""
     minutes = -(-seconds // 60)
     return f"{minutes // 60}:{minutes % 60:02d}"
-
-
-def make(name: str, wanted: Wanted, file: str | None = None) -> str:
-    """The script, or the manifest, for the site of that name or file.
-
-    Args:
-        file: the script's, as its user will type it; None names it after the site.
-
-    Raises:
-        MusterError: there is no such profile, or it can't be.
-    """
-    check(name, wanted)
-    if name not in profiles.names_in(profiles.SITES) and of_family(name):
-        site = Site(title=name, scheduler=name, status="documented")
-    else:
-        site = profiles.load_site(name)
-    # In a job the working directory may be another one.
-    known = str(Path(name).absolute()) if "/" in name or name.endswith(".toml") else name
-    recognise.check(Recognised(known, f"refused in the profile {known}", site))
-    if site.scheduler == "kubernetes":
-        from muster.entrypoint.jobs import kubernetes  # which builds on this file, by its installed name
-
-        return kubernetes.make(known, site, wanted)  # pyright: ignore[reportArgumentType]
-    return script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS.get(site.scheduler, 'sh')}")
 
 
 def new_templates(finalize: Callable[[Any], Any] | None = None, **filters: Callable[..., Any]) -> "Environment":

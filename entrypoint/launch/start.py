@@ -143,8 +143,7 @@ def start(
 def _tell_agents(refusal: MusterError, context: Context) -> None:
     """Becomes an agent that tells those of other nodes why this one can't come; returns where nodes may come and go."""
     allocation, options, rendezvous = context.allocation, context.options, context.rendezvous
-    is_fixed = allocation.num_nodes > 1 and not torchrun.is_elastic(allocation, options)
-    if allocation.mode != "agent" or not is_fixed:
+    if allocation.mode != "agent" or allocation.num_nodes == 1 or torchrun.is_elastic(allocation, options):
         return
     notify(f"{refusal}\nmuster: tells the other nodes, for {network.REFUSED_TIMEOUT_S:.0f} s at most")
     text = json.dumps({**refusal.parts, "wrong": f"{context.env.host} can't take part: {refusal.wrong}"})

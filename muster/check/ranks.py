@@ -57,8 +57,7 @@ def leads_host(world: World) -> bool:
 
 def gather_hosts(world: World, value: Any) -> list[Any]:
     """`value` of the first rank of each host, by rank; the other ranks' counts for nothing. See `World.gather`."""
-    values = world.gather(value if leads_host(world) else None)
-    return [one for one in values if one is not None]
+    return [one for one in world.gather(value if leads_host(world) else None) if one is not None]
 
 
 def partners(node: int, num_nodes: int) -> list[int]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from tests.clusters.deadline import wait_for
 from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.namespaces import PATH
@@ -50,7 +51,7 @@ def stand_in(tmp_path: Path) -> Mapping[str, str]:
 
 
 def script(site: str, *command: str, nodes: int = 1) -> str:
-    return make(site, Wanted(nodes=nodes, command=command))
+    return making.make(site, Wanted(nodes=nodes, command=command))
 
 
 def ends_with(site: str, *codes: int) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from tests.clusters.deadline import wait_for
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.slurm_job import Job
@@ -47,7 +48,7 @@ def clean(slurm2: SlurmCluster) -> Iterator[None]:
 
 
 def script(name: str, *more: str) -> str:
-    return make("slurm", Wanted(nodes=2, command=("train", "ddp", *LONG, f"--name={name}", *more)))
+    return making.make("slurm", Wanted(nodes=2, command=("train", "ddp", *LONG, f"--name={name}", *more)))
 
 
 def outcome(job: Job) -> tuple[str, int, int]:

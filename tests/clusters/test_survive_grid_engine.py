@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from muster.train import checkpoint
 from tests.clusters.deadline import wait_for
 from tests.clusters.grid_engine import GridEngineCluster
@@ -75,7 +76,9 @@ def clean(grid_engine2: GridEngineCluster) -> Iterator[None]:
 
 
 def script(name: str, argv: list[str]) -> str:
-    return make("grid-engine", Wanted(nodes=2, command=("train", "ddp", *argv, f"--name={name}", "--resume=auto")))
+    return making.make(
+        "grid-engine", Wanted(nodes=2, command=("train", "ddp", *argv, f"--name={name}", "--resume=auto"))
+    )
 
 
 def submit(cluster: GridEngineCluster, text: str, env: Mapping[str, str]) -> Job:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from tests.clusters.deadline import wait_for
 from tests.clusters.hello import FOUR, hello, said
 from tests.clusters.slurm import SlurmCluster
@@ -119,7 +120,7 @@ def test_a_training_goes_on_without_a_node_that_has_died(
     cluster = slurm_cluster(["node01", "node02"])
     env = {**stand_in, **ONE_THREAD, "PATH": f"{stand_in['PATH']}:{BIN}"}
     command = ("train", "ddp", "--nnodes=1:2", "--nproc-per-node=1", *ELASTIC)
-    job = cluster.submit(make("slurm", Wanted(nodes=2, command=command)), env=env)
+    job = cluster.submit(making.make("slurm", Wanted(nodes=2, command=command)), env=env)
 
     def is_saved() -> bool:
         assert job.state in ("PENDING", "RUNNING"), job.output

@@ -31,7 +31,7 @@ ELSEWHERE = {
     "muster detect --record FILE": ("tests/entrypoint/test_cli.py", '"--record"'),
     "muster site": ("tests/sites/test_commands.py", '"site"'),
     "muster site mysite.toml": ("tests/sites/test_commands.py", '"site", str(path)'),
-    "muster job NAME": ("tests/entrypoint/detect/test_families.py", 'make("drum"'),
+    "muster job NAME": ("tests/entrypoint/detect/test_families.py", 'making.make("drum"'),
     "train NAME": ("tests/train/parallel/test_strategies.py", '["echo", *argv'),
     "train selftest": ("tests/train/test_selftest.py", "selftest"),
     "muster job ./mysite.toml": ("tests/jobs/test_commands.py", ".toml"),

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster.entrypoint.jobs import kubernetes
-from muster.entrypoint.jobs.script import EXTENSIONS, Wanted, make
+from muster.entrypoint.jobs import kubernetes, making
+from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
 from muster.entrypoint.sites import profiles
 from muster.paths import JOBS
 
@@ -18,9 +18,9 @@ def kept() -> Mapping[Path, str]:
             continue
         if site.scheduler in EXTENSIONS:
             path = JOBS / f"{name}.{EXTENSIONS[site.scheduler]}"
-            files[path] = make(name, Wanted(), f"jobs/{path.name}")
+            files[path] = making.make(name, Wanted(), f"jobs/{path.name}")
         else:
-            files |= {JOBS / f"{name}-{kind}.yaml": make(name, Wanted(kind=kind)) for kind in kubernetes.KINDS}
+            files |= {JOBS / f"{name}-{kind}.yaml": making.make(name, Wanted(kind=kind)) for kind in kubernetes.KINDS}
     return files
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 
 # The kubelet's own, in every pod.
 KUBELET = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -50,7 +51,7 @@ class Pod:
 
 def manifest(kind: str = "job", **asked: Any) -> str:
     """A manifest of that kind; `asked` are fields of `Wanted`."""
-    return make("kubernetes", Wanted(**{"image": IMAGE, "gpus": 1, **asked, "kind": kind}))
+    return making.make("kubernetes", Wanted(**{"image": IMAGE, "gpus": 1, **asked, "kind": kind}))
 
 
 def documents(text: str) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from muster.entrypoint.sites import profiles
 from muster.paths import ROOT
 from tests.jobs.everything import site
@@ -215,7 +216,7 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # The job may start in another folder.
     assert f'MUSTER_SITE="${{MUSTER_SITE:-{path}}}"' in done.stdout
-    assert done.stdout == make(path, Wanted())
+    assert done.stdout == making.make(path, Wanted())
 
 
 def test_a_command_of_the_jobs_own_wants_two_hyphens_before_it() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from tests.jobs.everything import site
 from tests.jobs.standins import LAUNCHERS, NAMES, Cluster
 
@@ -42,7 +43,7 @@ def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, na
     arguments = ["--data", "imagefolder:/a b", "--name=it's", "$(touch harm)", "--lr", "0.1"]
     quoted = "--data 'imagefolder:/a b' --name=\"it's\" '$(touch harm)' --lr 0.1"
     # qsub damages quotes: such arguments are written into the script.
-    text = make(name, Wanted(command=("train", "ddp", *arguments)) if name == "pbs" else Wanted())
+    text = making.make(name, Wanted(command=("train", "ddp", *arguments)) if name == "pbs" else Wanted())
     done = cluster.run(
         name,
         text,
@@ -79,7 +80,7 @@ def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, na
 def test_grid_engine_tells_each_host_what_to_run_by_its_input(cluster: Cluster) -> None:
     arguments = ["--name", "it's a $(touch harm)", "&&", ";", "a\nb", ""]
     given = {"NCCL_DEBUG": "a b\nc", "HF_TOKEN": "hf_secret", "APPTAINER_DOCKER_PASSWORD": "it's $(touch harm)"}
-    done = cluster.run("grid-engine", make("grid-engine", Wanted()), *arguments, OTHER="x", **given)
+    done = cluster.run("grid-engine", making.make("grid-engine", Wanted()), *arguments, OTHER="x", **given)
     assert done.returncode == 0, done.stderr
     # Everybody on a host sees a command line.
     assert cluster.words("qrsh") == [["-inherit", host, "/bin/bash", "-s"] for host in ("h1", "h2")]
@@ -100,7 +101,7 @@ def test_grid_engine_tells_each_host_what_to_run_by_its_input(cluster: Cluster) 
 @pytest.mark.parametrize("scheduler", LAUNCHERS)
 def test_whatever_is_in_a_profile_does_no_harm(cluster: Cluster, tmp_path: Path, scheduler: str) -> None:
     command = ("muster", "run", "my script.py", "$(touch harm)", "`touch harm`", "a\nb", "it's", "--name=x")
-    text = make(site(tmp_path, scheduler), Wanted(nodes=3, image="/$(touch harm)'.sif", command=command))
+    text = making.make(site(tmp_path, scheduler), Wanted(nodes=3, image="/$(touch harm)'.sif", command=command))
     name = scheduler.replace("_", "-")
     done = cluster.run(name, text, SCRATCH="/", LSB_DJOB_RANKFILE="/etc/hostname")
     assert done.returncode == 0, done.stderr
@@ -124,7 +125,7 @@ def test_the_path_of_ones_own_profile_is_bound_as_it_is(cluster: Cluster, tmp_pa
     folder = tmp_path / "d$HOME `x` ${A}"
     folder.mkdir()
     path = site(folder, "slurm", "it's.toml")
-    done = cluster.run("slurm", make(path, Wanted()), SCRATCH="/")
+    done = cluster.run("slurm", making.make(path, Wanted()), SCRATCH="/")
     assert done.returncode == 0, done.stderr
     words = container(cluster, launched(cluster, "slurm"), "singularity")
     assert words[words.index(path) - 1] == "--bind"
@@ -133,7 +134,7 @@ def test_the_path_of_ones_own_profile_is_bound_as_it_is(cluster: Cluster, tmp_pa
 @pytest.mark.parametrize("code", [0, 1, 2, 75])
 @pytest.mark.parametrize("name", NAMES)
 def test_exit_codes_and_who_goes_back_into_the_queue(cluster: Cluster, name: str, code: int) -> None:
-    done = cluster.run(name, make(name, Wanted()), "--epochs", "3", CODE=str(code), MUSTER_ARGS="--epochs 3")
+    done = cluster.run(name, making.make(name, Wanted()), "--epochs", "3", CODE=str(code), MUSTER_ARGS="--epochs 3")
     # LSF requeues what ends with 75: it was told so by `-Q 75`.
     assert done.returncode == code, done.stderr
     again = [*cluster.words("scontrol"), *cluster.words("qsub")]
@@ -175,7 +176,7 @@ def test_exit_codes_and_who_goes_back_into_the_queue(cluster: Cluster, name: str
 @pytest.mark.parametrize("name", NAMES)
 def test_other_programs_have_a_last_attempt_too(cluster: Cluster, name: str) -> None:
     """Training ends with 1 in place of 75 by itself (tests/entrypoint/launch/test_job.py)."""
-    text = make(name, Wanted(command=("sh", "x")))
+    text = making.make(name, Wanted(command=("sh", "x")))
     variables = {"CODE": "75", "MUSTER_MAX_REQUEUES": "1", "MUSTER_ATTEMPT": "1", "SLURM_RESTART_COUNT": "1"}
     if name == "lsf":
         assert cluster.run(name, text, **variables).returncode == 75
@@ -188,7 +189,7 @@ def test_other_programs_have_a_last_attempt_too(cluster: Cluster, name: str) -> 
 
 
 def test_a_task_of_an_array_of_pbs_comes_back_as_that_task_alone(cluster: Cluster) -> None:
-    done = cluster.run("pbs", make("pbs", Wanted()), CODE="75", PBS_JOBID="7[3].head", PBS_ARRAY_INDEX="3")
+    done = cluster.run("pbs", making.make("pbs", Wanted()), CODE="75", PBS_JOBID="7[3].head", PBS_ARRAY_INDEX="3")
     assert done.returncode == 75, done.stderr
     (words,) = cluster.words("qsub")
     # The script may have the whole array's range in a directive, and PBS refuses a single number.
@@ -197,7 +198,7 @@ def test_a_task_of_an_array_of_pbs_comes_back_as_that_task_alone(cluster: Cluste
 
 
 def test_flux_takes_the_same_queue_and_time_again(cluster: Cluster) -> None:
-    done = cluster.run("flux", make("flux", Wanted()), CODE="75", LIMIT="7200.5", QUEUE="long")
+    done = cluster.run("flux", making.make("flux", Wanted()), CODE="75", LIMIT="7200.5", QUEUE="long")
     assert done.returncode == 75, done.stderr
     (words,) = resubmitted(cluster)
     assert {"--time-limit=7200s", "--queue=long"} < set(words)
@@ -206,7 +207,7 @@ def test_flux_takes_the_same_queue_and_time_again(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("index", "job", "file"), [("0", "7", "muster-7"), ("3", "7[3]", "muster-7-3")])
 def test_lsf_calls_0_the_index_of_a_job_that_is_no_array(cluster: Cluster, index: str, job: str, file: str) -> None:
-    done = cluster.run("lsf", make("lsf", Wanted()), CODE="75", LSB_JOBINDEX=index)
+    done = cluster.run("lsf", making.make("lsf", Wanted()), CODE="75", LSB_JOBINDEX=index)
     assert done.returncode == 75, done.stderr
     (words,) = cluster.words("bjobs")
     assert words[-1] == job
@@ -229,10 +230,10 @@ def own(folder: Path, scheduler: str, engine: str = "apptainer", name: str = "my
 
 
 def test_variables_of_caches_reach_all_hosts(cluster: Cluster, tmp_path: Path) -> None:
-    text = make(own(tmp_path, "grid_engine"), Wanted())
+    text = making.make(own(tmp_path, "grid_engine"), Wanted())
     assert cluster.run("grid-engine", text, SCRATCH="/a b").returncode == 0
     assert all('SCRATCH="/a b"' in path.read_text() for path in cluster.records.glob("input.*"))
-    text = make(own(tmp_path, "pbs"), Wanted())
+    text = making.make(own(tmp_path, "pbs"), Wanted())
     assert cluster.run("pbs", text, SCRATCH="/a b", VERSION="mpiexec (OpenRTE) 4.1.4").returncode == 0
     words = launched(cluster, "pbs")
     assert words[words.index("SCRATCH") - 1] == "-x"
@@ -240,7 +241,7 @@ def test_variables_of_caches_reach_all_hosts(cluster: Cluster, tmp_path: Path) -
 
 def test_podman_sees_ones_own_profile(cluster: Cluster, tmp_path: Path) -> None:
     path = own(tmp_path, "slurm", "podman-hpc")
-    done = cluster.run("slurm", make(path, Wanted(image="docker://a/b:1")), MUSTER_IMAGE="", SCRATCH="/")
+    done = cluster.run("slurm", making.make(path, Wanted(image="docker://a/b:1")), MUSTER_IMAGE="", SCRATCH="/")
     assert done.returncode == 0, done.stderr
     words = container(cluster, launched(cluster, "slurm"), "podman-hpc")
     assert words[words.index(f"{path}:{path}:ro") - 1] == "--volume"
@@ -248,7 +249,7 @@ def test_podman_sees_ones_own_profile(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_other_programs_have_a_last_attempt_under_parastation_too(cluster: Cluster) -> None:
-    text = make("slurm", Wanted(command=("sh", "x")))
+    text = making.make("slurm", Wanted(command=("sh", "x")))
     variables = {"CODE": "75", "MUSTER_MAX_REQUEUES": "1", "SLURM_JOB_RESTART_COUNT": "1"}
     assert cluster.run("slurm", text, **variables).returncode == 75
     assert not cluster.words("scontrol")
@@ -256,7 +257,7 @@ def test_other_programs_have_a_last_attempt_under_parastation_too(cluster: Clust
 
 def test_jsrun_where_it_is_there(cluster: Cluster) -> None:
     cluster.add("jsrun")
-    text = make("lsf", Wanted())
+    text = making.make("lsf", Wanted())
     done = cluster.run("lsf", text, LSB_MCPU_HOSTS="batch2 1 h1 42 h2 42", LSB_DJOB_RANKFILE="/etc/hostname")
     assert done.returncode == 0, done.stderr
     (words,) = cluster.words("jsrun")
@@ -266,7 +267,7 @@ def test_jsrun_where_it_is_there(cluster: Cluster) -> None:
 
 
 def test_open_mpi_is_told_which_variables_to_hand_on(cluster: Cluster) -> None:
-    done = cluster.run("pbs", make("pbs", Wanted()), VERSION="mpiexec (OpenRTE) 4.1.4", NCCL_DEBUG="INFO")
+    done = cluster.run("pbs", making.make("pbs", Wanted()), VERSION="mpiexec (OpenRTE) 4.1.4", NCCL_DEBUG="INFO")
     assert done.returncode == 0, done.stderr
     words = launched(cluster, "pbs")
     assert words[:6] == ["-n", "2", "--map-by", "ppr:1:node", "--bind-to", "none"]
@@ -278,7 +279,7 @@ def test_open_mpi_is_told_which_variables_to_hand_on(cluster: Cluster) -> None:
 
 
 def test_arguments_with_half_a_quote_are_refused(cluster: Cluster) -> None:
-    done = cluster.run("lsf", make("lsf", Wanted()), MUSTER_ARGS="--name 'x")
+    done = cluster.run("lsf", making.make("lsf", Wanted()), MUSTER_ARGS="--name 'x")
     assert done.returncode == 2
     assert "quote" in done.stderr
     assert not cluster.words(NAMES["lsf"])
@@ -286,14 +287,14 @@ def test_arguments_with_half_a_quote_are_refused(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("arguments", ["--name 'x'", '--name "x"', "--name \\\\x"])
 def test_arguments_that_qsub_damages_are_refused(cluster: Cluster, arguments: str) -> None:
-    done = cluster.run("pbs", make("pbs", Wanted()), MUSTER_ARGS=arguments)
+    done = cluster.run("pbs", making.make("pbs", Wanted()), MUSTER_ARGS=arguments)
     assert done.returncode == 2
     assert "MUSTER_ARGS" in done.stderr
     assert not cluster.words(NAMES["pbs"])
 
 
 def test_plain_arguments_come_through_qsub(cluster: Cluster) -> None:
-    done = cluster.run("pbs", make("pbs", Wanted()), MUSTER_ARGS="  --epochs 3\t--data * --lr=0,1\n--seed 1 ")
+    done = cluster.run("pbs", making.make("pbs", Wanted()), MUSTER_ARGS="  --epochs 3\t--data * --lr=0,1\n--seed 1 ")
     assert done.returncode == 0, done.stderr
     words = launched(cluster, "pbs")
     given = ["--epochs", "3", "--data", "*", "--lr=0,1", "--seed", "1"]

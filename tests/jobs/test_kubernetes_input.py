@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.entrypoint.jobs import kubernetes
+from muster.entrypoint.jobs import kubernetes, making
 from muster.entrypoint.jobs.kubernetes import KINDS
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs.script import Wanted
 from muster.errors import MusterError
 from muster.paths import JOBS
 from tests.jobs import pods
@@ -144,7 +144,7 @@ def test_a_profile_of_a_cluster_gives_gpus_queue_and_variables(tmp_path: Path) -
         '[caches]\nTORCH_HOME = {value = "/cache", source = "us"}\n'
     )
     for kind in KINDS:
-        text = make(str(file), Wanted(kind=kind))
+        text = making.make(str(file), Wanted(kind=kind))
         document = pods.job(text)
         assert pods.template(document)["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
         assert document["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "all"
@@ -162,7 +162,7 @@ sources = {us = {url = "https://example.org", read = 2026-11-22}}
 def test_a_folder_that_a_shell_would_have_to_expand_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
     file.write_text(f'{CLUSTER}caches.HF_HOME = {{value = "$SCRATCH/hf", source = "us"}}\n')
-    (pod, *_) = pods.of(make(str(file), Wanted()))
+    (pod, *_) = pods.of(making.make(str(file), Wanted()))
     assert pod.env["HF_HOME"] == kubernetes.CACHES["HF_HOME"]
 
 
@@ -171,7 +171,7 @@ def test_a_cluster_that_runs_no_such_image_says_why(tmp_path: Path, kind: str | 
     file = tmp_path / "ours.toml"
     file.write_text(f'{CLUSTER}refused = {{value = "no CUDA", source = "us"}}\n')
     with pytest.raises(MusterError, match="this image does not run on Ours: no CUDA"):
-        make(str(file), Wanted(kind=kind))
+        making.make(str(file), Wanted(kind=kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,11 +197,11 @@ def test_hostile_words_stay_in_their_comment(kind: str) -> None:
 )
 def test_what_can_not_be_asked_for_is_refused(site: str, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(MusterError, match=words):
-        make(site, Wanted(**asked))
+        making.make(site, Wanted(**asked))
 
 
 def test_no_image_is_made_up() -> None:
-    assert pods.template(pods.job(make("kubernetes", Wanted())))["spec"]["containers"][0]["image"] == (
+    assert pods.template(pods.job(making.make("kubernetes", Wanted())))["spec"]["containers"][0]["image"] == (
         kubernetes.NO_IMAGE
     )
 
@@ -209,5 +209,5 @@ def test_no_image_is_made_up() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_manifests_that_are_kept_are_those_that_are_made(kind: str) -> None:
     path = JOBS / f"kubernetes-{kind}.yaml"
-    assert path.read_text(encoding="utf-8") == make("kubernetes", Wanted(kind=kind))
+    assert path.read_text(encoding="utf-8") == making.make("kubernetes", Wanted(kind=kind))
     assert path in kept()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from tests.jobs.standins import NAMES, Cluster
 
 
@@ -23,7 +24,7 @@ def cluster(tmp_path: Path) -> Cluster:
 def test_the_launch_is_told_what_the_scheduler_says_of_the_limit(cluster: Cluster, name: str, told: str) -> None:
     """What it makes of that: tests/entrypoint/launch/test_job.py."""
     before = int(time.time())
-    done = cluster.run(name, make(name, Wanted()), LIMIT=told)
+    done = cluster.run(name, making.make(name, Wanted()), LIMIT=told)
     assert done.returncode == 0, done.stderr
     start, _, limit = cluster.environment(NAMES[name])["MUSTER_JOB_LIMIT"].partition("+")
     assert before <= int(start) <= time.time()
@@ -34,7 +35,7 @@ def test_the_launch_is_told_what_the_scheduler_says_of_the_limit(cluster: Cluste
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_end_that_the_user_gives_stays(cluster: Cluster, name: str) -> None:
-    done = cluster.run(name, make(name, Wanted()), LIMIT="7200", MUSTER_JOB_END_TIME="99", MUSTER_GRACE_S="9")
+    done = cluster.run(name, making.make(name, Wanted()), LIMIT="7200", MUSTER_JOB_END_TIME="99", MUSTER_GRACE_S="9")
     assert done.returncode == 0, done.stderr
     variables = cluster.environment(NAMES[name])
     assert (variables["MUSTER_JOB_END_TIME"], variables["MUSTER_GRACE_S"]) == ("99", "9")
@@ -46,7 +47,7 @@ def test_an_end_that_the_user_gives_stays(cluster: Cluster, name: str) -> None:
 def test_schedulers_that_tell_the_limit_themselves_are_not_asked(
     cluster: Cluster, name: str, variable: str, told: str
 ) -> None:
-    done = cluster.run(name, make(name, Wanted()), **{variable: told})
+    done = cluster.run(name, making.make(name, Wanted()), **{variable: told})
     assert done.returncode == 0, done.stderr
     assert cluster.environment(NAMES[name])["MUSTER_JOB_LIMIT"].endswith(told)
     assert not cluster.words("squeue") + cluster.words("qstat")
@@ -54,13 +55,13 @@ def test_schedulers_that_tell_the_limit_themselves_are_not_asked(
 
 @pytest.mark.parametrize(("name", "grace"), [("slurm", "300"), ("lsf", "300"), ("flux", "300"), ("pbs", None)])
 def test_the_grace_is_told_where_the_script_has_set_it(cluster: Cluster, name: str, grace: str | None) -> None:
-    assert cluster.run(name, make(name, Wanted())).returncode == 0
+    assert cluster.run(name, making.make(name, Wanted())).returncode == 0
     assert cluster.environment(NAMES[name]).get("MUSTER_GRACE_S") == grace
 
 
 @pytest.mark.parametrize(("limit", "warning"), [("75.2", "7"), ("7200", "300"), ("", "300")])
 def test_flux_warns_within_the_job_and_not_at_its_start(cluster: Cluster, limit: str, warning: str) -> None:
-    done = cluster.run("flux", make("flux", Wanted()), LIMIT=limit)
+    done = cluster.run("flux", making.make("flux", Wanted()), LIMIT=limit)
     assert done.returncode == 0, done.stderr
     (words,) = [call for call in cluster.words("flux") if call[0] == "run"]
     assert f"--signal=USR1@{warning}s" in words
@@ -69,7 +70,7 @@ def test_flux_warns_within_the_job_and_not_at_its_start(cluster: Cluster, limit:
 
 @pytest.mark.parametrize("name", ["grid-engine", "flux"])
 def test_the_next_attempt_has_an_end_of_its_own(cluster: Cluster, name: str) -> None:
-    done = cluster.run(name, make(name, Wanted()), LIMIT="7200", CODE="75")
+    done = cluster.run(name, making.make(name, Wanted()), LIMIT="7200", CODE="75")
     assert done.returncode == 75, done.stderr
     if name == "flux":
         (again,) = [call for call in cluster.words("flux") if call[:2] == ["--parent", "batch"]]

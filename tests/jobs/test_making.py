@@ -7,7 +7,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from muster.entrypoint.sites import profiles
 from muster.errors import MusterError
 from muster.paths import JOBS
@@ -31,7 +32,7 @@ def test_each_site_that_is_not_refused_has_its_script() -> None:
 
 
 def test_what_the_profile_says_is_in_the_script(tmp_path: Path) -> None:
-    text = make(site(tmp_path, "slurm"), Wanted(nodes=3, account="p1", gpus=2))
+    text = making.make(site(tmp_path, "slurm"), Wanted(nodes=3, account="p1", gpus=2))
     for line in (
         "#SBATCH --nodes=3 --ntasks-per-node=1 --time=01:00:00",
         "#SBATCH --account=p1 --partition=gpu --cpus-per-task=48 --gpus-per-node=2 --mem=500G --opt=$(touch harm) x",
@@ -40,9 +41,9 @@ def test_what_the_profile_says_is_in_the_script(tmp_path: Path) -> None:
     ):
         assert line in text.splitlines()
     assert """ '--flag=$(touch harm) '"'"'x'"'"'' --one""" in text
-    assert " --signal=USR1@60 " in make("slurm", Wanted(time="10m"))
+    assert " --signal=USR1@60 " in making.make("slurm", Wanted(time="10m"))
     # On one node the condition of the flags does not hold.
-    assert "--one" not in make(site(tmp_path, "slurm"), Wanted(nodes=1))
+    assert "--one" not in making.make(site(tmp_path, "slurm"), Wanted(nodes=1))
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -55,7 +56,7 @@ def test_limits_in_each_schedulers_words(name: str) -> None:
         "grid-engine": ("#$ ", "-l h_rt=26:30:00"),
         "flux": ("# flux: ", "--time-limit=95400s"),
     }[name]
-    assert re.search(rf"^{re.escape(start)}(.* )?{re.escape(option)}( |$)", make(name, asked), re.MULTILINE)
+    assert re.search(rf"^{re.escape(start)}(.* )?{re.escape(option)}( |$)", making.make(name, asked), re.MULTILINE)
 
 
 def test_directives_stand_before_the_first_command() -> None:
@@ -76,12 +77,12 @@ def test_directives_stand_before_the_first_command() -> None:
 def test_no_word_of_the_user_becomes_a_directive(name: str) -> None:
     marks = ("#SBATCH", "#PBS", "#BSUB", "#$ ", "# flux:")
     hostile = "".join(f"\n{mark} -q harm\r{mark} -q harm\n" for mark in marks)
-    text = make(name, Wanted(command=("muster", "run", hostile)), file=hostile)
+    text = making.make(name, Wanted(command=("muster", "run", hostile)), file=hostile)
     # As whoever takes a carriage return for the end of a line too.
     lines = re.split("[\r\n]", text)
     assert not [line for line in lines if line.startswith(marks) and "harm" in line]
     with pytest.raises(MusterError, match="one line of printable characters"):
-        make(name, Wanted(image=hostile))
+        making.make(name, Wanted(image=hostile))
 
 
 def test_scripts_are_short_enough_to_be_read() -> None:
@@ -94,9 +95,9 @@ def test_scripts_are_short_enough_to_be_read() -> None:
 @pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "grid-engine"])
 def test_all_options_of_a_job_leave_its_script_as_short(name: str) -> None:
     asked = Wanted(account="p1", partition="long", gpus=4, command=("muster", "run", "x.py"))
-    assert len(make(name, asked).splitlines()) <= 40
+    assert len(making.make(name, asked).splitlines()) <= 40
     asked = Wanted(account="p1", partition="long", gpus=0)
-    text = make(name, asked)
+    text = making.make(name, asked)
     assert len(text.splitlines()) <= 40
     # Its container gets no GPUs, so it asks for none, and does not say how to.
     assert not re.search(r"--nv|--gpus-|-gpu .num|ngpus=", text)
@@ -110,13 +111,13 @@ def test_many_directives_of_a_profile_leave_its_script_as_short(scheduler: str) 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "site.toml"
         path.write_text(text.replace("[launch]", "[launch]\ngpus = {value = '-l gpu={gpus}', source = 's'}"))
-        assert len(make(str(path), Wanted(account="p1")).splitlines()) <= 40
+        assert len(making.make(str(path), Wanted(account="p1")).splitlines()) <= 40
 
 
 def test_grid_engine_has_no_word_for_gpus() -> None:
-    assert "--nv" not in make("grid-engine", Wanted(gpus=0, account="p1", partition="long"))
+    assert "--nv" not in making.make("grid-engine", Wanted(gpus=0, account="p1", partition="long"))
     with pytest.raises(MusterError, match="what Grid Engine calls a GPU"):
-        make("grid-engine", Wanted(gpus=4))
+        making.make("grid-engine", Wanted(gpus=4))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_grid_engine_has_no_word_for_gpus() -> None:
 )
 def test_a_site_that_runs_no_such_image_says_why(name: str) -> None:
     with pytest.raises(MusterError, match="this image does not run") as refusal:
-        make(name, Wanted())
+        making.make(name, Wanted())
     assert refusal.value.code == 2
     assert "https://" in refusal.value.fix
 
@@ -133,31 +134,31 @@ def test_containers_that_no_script_knows(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(EVERYTHING.format(scheduler="slurm").replace('"singularity"', '"enroot"'))
     with pytest.raises(MusterError, match="starts containers by enroot"):
-        make(str(path), Wanted())
+        making.make(str(path), Wanted())
 
 
 @pytest.mark.parametrize("image", ["other.sif", "oras://registry/muster:1"])
 def test_podman_takes_no_file(image: str) -> None:
     with pytest.raises(MusterError, match="images from a registry only"):
-        make("perlmutter", Wanted(image=image))
+        making.make("perlmutter", Wanted(image=image))
 
 
 def test_podman_hands_on_the_variables_of_slurm_alone(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(EVERYTHING.format(scheduler="pbs").replace('"singularity"', '"podman-hpc"'))
     with pytest.raises(MusterError, match="starts containers by podman-hpc"):
-        make(str(path), Wanted())
+        making.make(str(path), Wanted())
 
 
 @pytest.mark.parametrize("name", ["a,b.toml", "a:b.toml"])
 def test_a_profile_that_no_container_could_be_given(tmp_path: Path, name: str) -> None:
     with pytest.raises(MusterError, match="a comma or a colon"):
-        make(site(tmp_path, "slurm", name), Wanted())
+        making.make(site(tmp_path, "slurm", name), Wanted())
 
 
 def test_the_command_that_made_a_script_makes_it_again() -> None:
     asked = Wanted(nodes=4, time="02:00:00", account="p", gpus=2, command=("train", "fsdp", "--name", "a b"))
-    (line,) = [line for line in make("slurm", asked).splitlines() if line.startswith("# Made by:")]
+    (line,) = [line for line in making.make("slurm", asked).splitlines() if line.startswith("# Made by:")]
     assert line == (
         "# Made by: muster job slurm --nodes 4 --time 02:00:00 --account p --gpus 2 -- train fsdp --name 'a b'"
     )
@@ -182,10 +183,10 @@ def test_generic_profiles_name_nothing_of_a_site() -> None:
     ],
 )
 def test_what_a_site_takes_is_asked_for_or_said(site_name: str, lines: tuple[str, ...]) -> None:
-    text = make(site_name, Wanted())
+    text = making.make(site_name, Wanted())
     assert [line for line in lines if line not in text] == []
 
 
 def test_a_site_that_chooses_nodes_by_qos_has_no_partition_to_name() -> None:
-    assert "partition" not in make("perlmutter", Wanted()).lower()
-    assert "partition" in make("slurm", Wanted()).lower()
+    assert "partition" not in making.make("perlmutter", Wanted()).lower()
+    assert "partition" in making.make("slurm", Wanted()).lower()

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from muster.errors import MusterError
 
 PROFILE = """title = "X"
@@ -20,7 +21,7 @@ nodes.gpus = {{value = 4, source = "d"}}
 def script(folder: Path, scheduler: str, key: str, value: str, gpus: int | None = None) -> str:
     path = folder / "site.toml"
     path.write_text(PROFILE.format(scheduler=scheduler, key=key, value=value))
-    return make(str(path), Wanted(gpus=gpus))
+    return making.make(str(path), Wanted(gpus=gpus))
 
 
 def options(text: str, mark: str) -> str:
@@ -106,9 +107,9 @@ def test_the_users_account_and_partition_take_the_place_of_the_profiles(
 ) -> None:
     path = tmp_path / "site.toml"
     path.write_text(PROFILE.format(scheduler=scheduler, key="directives", value=list(own)))
-    found = options(make(str(path), Wanted(account="mine", partition="mine")), mark)
+    found = options(making.make(str(path), Wanted(account="mine", partition="mine")), mark)
     assert found.count(account) == found.count(partition) == 1
     assert "own" not in found
     assert ("--mem=0" in found) == (scheduler == "slurm")
-    kept = options(make(str(path), Wanted()), mark)
+    kept = options(making.make(str(path), Wanted()), mark)
     assert set(own[0].split()) | set(own[1].split()) <= set(kept.split())

@@ -158,13 +158,9 @@ class World:
         return list(dict.fromkeys(self.hosts))
 
     def gather(self, value: Any, *, to_all: bool = True) -> list[Any]:
-        """`value` of each rank, by rank: on every rank the same list. Values are what JSON can hold.
+        """`value` of each rank, by rank: `to_all` the same list, or to rank 0 alone. Values are what JSON can hold.
 
-        It goes through the store, not the process group: it works before there is a group, and a rank that
-        does not come is named.
-
-        Args:
-            to_all: False for what rank 0 alone has to know: others get nothing.
+        It goes through the store, not the process group: it works before there is a group.
 
         Raises:
             RanksMissing: on all ranks that came: one did not within `timeout_s`, or died.

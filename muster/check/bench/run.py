@@ -85,8 +85,8 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
         world: None where the ranks have not met.
     """
     if isinstance(error, faults.SharedFault) or (world is None and isinstance(error, RanksMissing)):
-        # All ranks know of it.
-        if error.is_reporter if isinstance(error, RanksMissing) else os.environ.get("RANK", "0") == "0":
+        # All ranks know of it, and one says it.
+        if getattr(error, "is_reporter", os.environ.get("RANK", "0") == "0"):
             console.notify(str(error))
         return error.code
     if world is None and isinstance(error, dist.DistError):

@@ -11,7 +11,8 @@ from muster.entrypoint import container, detect, recording
 from muster.entrypoint.detect import families
 from muster.entrypoint.detect.families import Family
 from muster.entrypoint.environment import Environment
-from muster.entrypoint.jobs.script import Wanted, make
+from muster.entrypoint.jobs import making
+from muster.entrypoint.jobs.script import Wanted
 from muster.entrypoint.launch import job, start
 from muster.entrypoint.launch.program import Program
 from muster.entrypoint.options import LaunchOptions
@@ -99,7 +100,7 @@ def test_its_job_script_is_told_how_to_start_on_all_nodes(task: Environment) -> 
 
 
 def test_its_job_script_is_made_by_the_command_for_all_of_them(task: Environment) -> None:
-    text = make("drum", Wanted(nodes=3, command=("train", "fsdp", "--name", "a b")))
+    text = making.make("drum", Wanted(nodes=3, command=("train", "fsdp", "--name", "a b")))
     lines = text.splitlines()
     assert "#DRUM nodes=3 time=01:00:00" in lines
     assert lines[-2:] == [

@@ -1,0 +1,31 @@
+"""A site's name and a wanted job -> the script, or the manifest."""
+
+from pathlib import Path
+
+from muster.entrypoint.jobs import kubernetes, script
+from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
+from muster.entrypoint.sites import profiles, recognise
+from muster.entrypoint.sites.recognise import Recognised
+from muster.entrypoint.sites.schema import Site
+
+
+def make(name: str, wanted: Wanted, file: str | None = None) -> str:
+    """The script, or the manifest, for the site of that name or file.
+
+    Args:
+        file: the script's, as its user will type it; None names it after the site.
+
+    Raises:
+        MusterError: there is no such profile, or it can't be.
+    """
+    script.check(name, wanted)
+    if name not in profiles.names_in(profiles.SITES) and script.of_family(name):
+        site = Site(title=name, scheduler=name, status="documented")
+    else:
+        site = profiles.load_site(name)
+    # In a job the working directory may be another one.
+    known = str(Path(name).absolute()) if "/" in name or name.endswith(".toml") else name
+    recognise.check(Recognised(known, f"refused in the profile {known}", site))
+    if site.scheduler == "kubernetes":
+        return kubernetes.make(known, site, wanted)
+    return script.script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS.get(site.scheduler, 'sh')}")
