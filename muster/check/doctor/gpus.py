@@ -181,8 +181,8 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def devices(visible: str) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES names, by CUDA's own rule: up to the first entry that is no device."""
-    is_device = re.compile(r"[0-9]+|(?:GPU|MIG)-[0-9A-Za-z/-]+").fullmatch
+    """What CUDA_VISIBLE_DEVICES names, by CUDA's own rule: up to the first that is none, such as HTCondor's 10000."""
+    is_device = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+").fullmatch
     return list(takewhile(is_device, map(str.strip, visible.split(","))))
 
 

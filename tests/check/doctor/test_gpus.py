@@ -115,10 +115,11 @@ def test_a_gpu_may_be_given_by_the_first_digits_of_its_uuid() -> None:
     assert found(with_ranks(told, "", lambda rank: {"visible": "GPU-cd", "num_gpus": 1})) != []
 
 
-def test_gpus_that_are_hidden_from_the_job_do_not_matter() -> None:
-    """As by CUDA_VISIBLE_DEVICES= for a training on CPUs."""
+@pytest.mark.parametrize("visible", ["", "10000"])
+def test_gpus_that_are_hidden_from_the_job_do_not_matter(visible: str) -> None:
+    """As by CUDA_VISIBLE_DEVICES= for a training on CPUs, and by HTCondor, which names a device that is none."""
     told = with_gpu(healthy(1, 2), "node01", 1, uncorrected=3, used=40 * 2**30)
-    assert found(with_ranks(told, "", lambda rank: {"visible": "", "num_gpus": 0, "uses_gpu": False})) == []
+    assert found(with_ranks(told, "", lambda rank: {"visible": visible, "num_gpus": 0, "uses_gpu": False})) == []
 
 
 def test_ranks_to_which_only_their_own_gpu_is_shown() -> None:
