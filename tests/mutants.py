@@ -73,6 +73,23 @@ AREAS = {
     "data": (["train/data/*.py"], ["tests/train/data"]),
     "strategies": (["train/parallel/*.py"], ["tests/train/parallel", "tests/train/reporting"]),
     "verdicts": (["muster/check/doctor/*.py", "muster/check/bench/*.py"], ["tests/check"]),
+    "agents": (["entrypoint/agent/*.py"], ["tests/entrypoint/agent"]),
+    "fabric": (["entrypoint/fabric/*.py"], ["tests/fabric"]),
+    "trainer": (
+        ["train/trainer.py", "train/process.py", "muster/config_file.py"],
+        [
+            *("tests/train/test_train.py", "tests/train/test_learning.py", "tests/train/test_validation.py"),
+            *("tests/train/test_objective.py", "tests/train/checkpoint", "tests/test_config_file.py"),
+        ],
+    ),
+    "health": (
+        ["train/health/*.py", "train/distributed/*.py"],
+        ["tests/train/health", "tests/train/distributed"],
+    ),
+    "reports": (
+        ["muster/report/*.py", "train/reporting/*.py"],
+        ["tests/report", "tests/train/reporting"],
+    ),
 }
 """What is changed, and the tests that have to notice it."""
 
