@@ -66,8 +66,7 @@ def is_own(host: str) -> bool:
         address = resolve(host, host)
     except MusterError:
         return False
-    entries = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
-    return is_loopback(address) or address in {entry.address.partition("%")[0] for entry in entries}
+    return is_loopback(address) or any(address in own for own in own_addresses().values())
 
 
 def address_of(interface: str | None) -> str | None:
