@@ -29,7 +29,7 @@ train: $(RUNTIME) ## Set up, then train ResNet-18 on whatever this machine has
 	@$(BIN)/train ddp $(ARGS)
 
 .PHONY: test
-test: $(DEV) ## The checks and tests that take 10 to 15 minutes on 2 cores; installs nothing system-wide
+test: $(DEV) ## Checks and tests that take 10 to 15 minutes on 2 cores
 ifdef TESTS
 	@$(BIN)/pytest $(TESTS)
 else
@@ -37,23 +37,23 @@ else
 endif
 
 .PHONY: test-all
-test-all: $(DEV) ## The tests of `make test` and all others: clusters, faults, the image
+test-all: $(DEV) ## Those of `make test`, and all others: clusters, faults, image
 	@$(BIN)/python -m tests.lanes all $(ARGS)
 
 .PHONY: test-long
-test-long: $(DEV) ## What takes long and rarely changes: a soak, the image built twice, torch for CUDA 12
+test-long: $(DEV) ## What takes long: a soak, the image built twice, CUDA 12
 	@$(BIN)/python -m tests.lanes long $(ARGS)
 
 .PHONY: test-setup
-test-setup: ## Install the system packages that the tests need, by apt-get; nothing else here installs any
+test-setup: ## Install system packages for the tests; no other target does
 	@scripts/install-packages.sh tests/packages.txt tests/clusters/packages.txt tests/image/packages.txt
 
 .PHONY: mutants
-mutants: $(DEV) ## Change the code in 120 places, one at a time, and show which changes `make test` does not notice
+mutants: $(DEV) ## Change the code, and show what `make test` does not notice
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: tour
-tour: $(DEV) ## Show which files run in a launch, a run, a step, a save, doctor and bench, in that order
+tour: $(DEV) ## Show which files run in a launch, a run, a step and a save
 	@$(BIN)/python -m tests.tour $(ARGS)
 
 .PHONY: test-cuda12
@@ -81,7 +81,7 @@ sif: ## Make muster.sif for Apptainer from that image
 	@image/sif.sh
 
 .PHONY: jobs
-jobs: $(RUNTIME) ## Render the job scripts in jobs/ from the profiles in jobs/sites/
+jobs: $(RUNTIME) ## Render the job scripts in jobs/ from the profiles of sites
 	@$(BIN)/python -m tests.jobs.kept
 
 .PHONY: bench

@@ -131,3 +131,10 @@ def test_only_test_setup_installs_system_packages(target: str) -> None:
     for text in (shown, *(path.read_text() for path in scripts)):
         # What is only said to a person stands in quotes.
         assert not re.search(r"^[^\"'\n]*\b(apt-get|dnf|yum|sudo|install-packages\.sh)\b", text, re.MULTILINE)
+
+
+def test_the_list_of_targets_fits_in_a_terminal() -> None:
+    words = ["make", "--no-print-directory", f"--directory={ROOT}", "help"]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert len(shown) > 10
+    assert [line for line in shown if len(line) > 80] == []
