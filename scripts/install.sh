@@ -38,8 +38,9 @@ if [ ! -x "$venv/bin/pip" ]; then
     echo "Making the virtual environment $venv with $("$python" --version)"
     if ! said=$("$python" -m venv "$venv" 2>&1); then
         rm -rf "$venv"
-        fail "$python can't make a virtual environment" \
-            "$(tr '\n' ' ' <<< "$said" | cut -c 1-200)" "sudo apt-get install python3-venv"
+        # Debian's Python explains in many lines; the first sentence is what is wrong.
+        said=$(tr -s '[:space:]' ' ' <<< "$said" | sed 's/ $//; s/\. .*/./' | cut -c 1-200)
+        fail "$python can't make a virtual environment" "$said" "sudo apt-get install python3-venv"
     fi
 fi
 

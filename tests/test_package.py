@@ -122,3 +122,28 @@ def test_training_checks_and_a_users_script_work_beside_their_modules(programs: 
     run(programs, users, "muster", "doctor", "--quick", "--device=cpu")
     said = run(programs, users, "muster", "run", "--nproc-per-node=2", "script.py").splitlines()
     assert said == [" ".join(["user"] * 7)] * 2
+
+
+DEBIAN_WITHOUT_VENV = """#!/bin/sh
+[ "$1" = -m ] || exit 0
+cat << END
+The virtual environment was not created successfully because ensurepip is not
+available.  On Debian/Ubuntu systems, you need to install the python3-venv
+package using the following command.
+
+    apt install python3.11-venv
+
+END
+exit 1
+"""
+
+
+def test_a_python_without_venv_is_told_in_whole_words(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text(DEBIAN_WITHOUT_VENV)
+    python.chmod(0o755)
+    words = [str(ROOT / "scripts/install.sh"), str(tmp_path / "venv"), "requirements.lock", str(python)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 3
+    assert "because ensurepip is not available.\n" in done.stderr
