@@ -74,12 +74,8 @@ class LaunchOptions:
             envvar="MUSTER_FABRIC",
         ),
     ] = "auto"
-    dry_run: Annotated[
-        bool, _look("--dry-run", help="Print the command and the variables it would get; start nothing.")
-    ] = False
-    env_file: Annotated[
-        str | None, _look(help="Read a recorded environment, not this process's; implies --dry-run.")
-    ] = None
+    dry_run: Annotated[bool, _look("--dry-run", help="Print the command and its variables; start nothing.")] = False
+    env_file: Annotated[str | None, _look(help="Read a recorded environment; implies --dry-run.")] = None
     debug: Annotated[bool, _look("--debug", help="Show tracebacks.")] = False
     debug_distributed: Annotated[
         bool,
@@ -122,9 +118,7 @@ class ProgramOptions:
     """How `muster run` starts the user's program, in torchrun's words."""
 
     module: Annotated[bool, _launch("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False
-    no_python: Annotated[bool, _launch("--no-python", help="SCRIPT is a program of its own, not run by python.")] = (
-        False
-    )
+    no_python: Annotated[bool, _launch("--no-python", help="SCRIPT is a program that python does not run.")] = False
     framework: Annotated[
         Literal["torch", "jax", "tensorflow"],
         _launch(
@@ -153,9 +147,9 @@ class TorchrunOptions:
     rdzv_id: Annotated[str | None, _torchrun(help="Name of this launch. Default: the job's id.")] = None
     local_addr: Annotated[str | None, _torchrun(help="This node's address.")] = None
     role: Annotated[str | None, _torchrun(help="Name of the ranks in torchrun's messages.")] = None
-    tee: Annotated[
-        str | None, _torchrun("--tee", "-t", help="3: output to the console, by rank, and to --log-dir.")
-    ] = None
+    tee: Annotated[str | None, _torchrun("--tee", "-t", help="3: output to the console, by rank, and --log-dir.")] = (
+        None
+    )
     redirects: Annotated[str | None, _torchrun("--redirects", "-r", help="3: output to files in --log-dir.")] = None
     log_dir: Annotated[str | None, _torchrun(help="Folder of a log for each rank.")] = None
     local_ranks_filter: Annotated[str | None, _torchrun(help="0,2: only these write to the console.")] = None
@@ -163,9 +157,7 @@ class TorchrunOptions:
     duplicate_stdout_filters: Annotated[str | None, _torchrun(help="Lines that go to one more file.")] = None
     duplicate_stderr_filters: Annotated[str | None, _torchrun(help="Lines that go to one more file.")] = None
     event_log_handler: Annotated[str | None, _torchrun(help="Name of a plug-in for events.")] = None
-    monitor_interval: Annotated[float | None, _torchrun(help="Seconds between two looks at the ranks.", min=0.001)] = (
-        None
-    )
+    monitor_interval: Annotated[float | None, _torchrun(help="Seconds between looks at the ranks.", min=0.001)] = None
     start_method: Annotated[Literal["spawn", "fork", "forkserver"] | None, _torchrun(help="For functions only.")] = None
     run_path: Annotated[bool, _torchrun("--run-path", help="Run SCRIPT by runpy.")] = False
     virtual_local_rank: Annotated[
@@ -232,9 +224,7 @@ class ShowOptions:
     """How `muster detect` answers."""
 
     as_json: Annotated[bool, _look("--json", help="Print JSON, for programs.")] = False
-    record: Annotated[str | None, _look(help="Write this process's environment, without secrets, to a new file.")] = (
-        None
-    )
+    record: Annotated[str | None, _look(help="Write this environment, without secrets, to a new file.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +235,7 @@ class EnvOptions:
         Literal["torch", "jax", "tensorflow"] | None,
         _look(help="The framework that reads the variables. Default: torch."),
     ] = None
-    docker_args: Annotated[
-        bool, _look("--docker-args", help="Print options for `docker run`: docker run $(muster env ...).")
-    ] = False
+    docker_args: Annotated[bool, _look("--docker-args", help="Print the options for `docker run`.")] = False
     apptainer_args: Annotated[
         bool, _look("--apptainer-args", help="Print options for `apptainer exec --cleanenv`, for eval.")
     ] = False

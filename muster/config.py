@@ -179,9 +179,7 @@ class Options:
     image_size: Annotated[
         int | None, _data(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", min=8, max=100_000)
     ] = None
-    seq_len: Annotated[
-        int | None, _data(help="Tokens of a sequence. Default: the model's context.", min=2, max=MOST)
-    ] = None
+    seq_len: Annotated[int | None, _data(help="Tokens of a sequence. Default: the model's.", min=2, max=MOST)] = None
     vocab_size: Annotated[
         int | None,
         _data(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", min=2, max=MOST),
@@ -207,9 +205,7 @@ class Options:
         Literal["cpu", "nvjpeg"],
         _data(help="What decodes image files: the loader's workers, or the GPU by nvJPEG (JPEGs only)."),
     ] = "cpu"
-    on_bad_sample: Annotated[
-        Literal["stop", "skip"], _data(help="What a sample that can't be read does to the run.")
-    ] = "stop"
+    on_bad_sample: Annotated[Literal["stop", "skip"], _data(help="What to do where a sample can't be read.")] = "stop"
 
     epochs: Annotated[int, _training(help="Passes over the training data.", min=1)] = 10
     batch_size: Annotated[int, _training(help="Samples of one rank in one micro-batch.", min=1)] = 32
@@ -226,9 +222,7 @@ class Options:
         Literal["none", "linear", "sqrt"],
         _training(help="How the learning rate grows with the number of micro-batches in a step."),
     ] = "none"
-    warmup_steps: Annotated[
-        int, _training(help="Steps over which the learning rate rises from nearly 0.", min=0, max=MOST)
-    ] = 20
+    warmup_steps: Annotated[int, _training(help="Steps in which the learning rate rises from 0.", min=0, max=MOST)] = 20
     lr_schedule: Annotated[
         Literal["constant", "cosine"],
         _training(help="The learning rate after warm-up: constant, or half a cosine down to --lr-end."),
@@ -237,9 +231,7 @@ class Options:
         int | None,
         _training(help="The step at which the cosine ends. Default: the last one of --epochs or --max-steps.", min=1),
     ] = None
-    lr_end: Annotated[
-        float, _training(help="Where the cosine ends, as a share of the learning rate.", min=0.0, max=1.0)
-    ] = 0.0
+    lr_end: Annotated[float, _training(help="The cosine's end, a share of the learning rate.", min=0.0, max=1.0)] = 0.0
     momentum: Annotated[float, _training(help="Momentum of sgd.", min=0.0, max=1.0)] = 0.9
     weight_decay: Annotated[float, _training(help="Weight decay.", min=0.0, max=1e30)] = 1e-4
     decay_norms: Annotated[bool, _training(help="Weight decay on norms and biases too.")] = False
@@ -252,12 +244,8 @@ class Options:
     replicate: Annotated[int, _fsdp(help="Groups of ranks; each group shards one whole model.", min=1)] = 1
     cpu_offload: Annotated[bool, _fsdp(help="Weights and optimizer state stay in the host's memory.")] = False
 
-    comm_hook: Annotated[
-        Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="How gradients are compressed between ranks.")
-    ] = "none"
-    powersgd_rank: Annotated[
-        int, _ddp(help="Columns of PowerSGD's matrices; fewer send less, and learn less.", min=1)
-    ] = 4
+    comm_hook: Annotated[Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="Compression of gradients.")] = "none"
+    powersgd_rank: Annotated[int, _ddp(help="Columns of PowerSGD's matrices; fewer send and learn less.", min=1)] = 4
     powersgd_start: Annotated[
         int | None, _ddp(help="Steps before PowerSGD, by plain averages. Default: --warmup-steps.", min=0)
     ] = None
@@ -267,16 +255,10 @@ class Options:
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Batch normalisation over all ranks, on GPUs.")] = False
 
-    tensor_parallel: Annotated[
-        int | None, _tp(help="Neighbouring ranks that share each layer. Default: all.", min=1)
-    ] = None
+    tensor_parallel: Annotated[int | None, _tp(help="Ranks that share each layer. Default: all.", min=1)] = None
 
-    pipeline_parallel: Annotated[
-        int | None, _pipeline(help="Neighbouring ranks in a pipeline. Default: all.", min=2)
-    ] = None
-    microbatches: Annotated[
-        int | None, _pipeline(help="Parts that a batch is split into. Default: 2 a rank.", min=1)
-    ] = None
+    pipeline_parallel: Annotated[int | None, _pipeline(help="Ranks of a pipeline. Default: all.", min=2)] = None
+    microbatches: Annotated[int | None, _pipeline(help="Parts of a batch. Default: 2 a rank.", min=1)] = None
     schedule: Annotated[
         Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="Order of forward and backward passes.")
     ] = "1f1b"
@@ -369,9 +351,7 @@ class Options:
     profile: Annotated[
         bool, _run(help="Trace some steps of rank 0 into the run's folder, for ui.perfetto.dev; they are not timed.")
     ] = False
-    timeout_s: Annotated[
-        int, _run(help="Seconds that a collective operation may take before the run is ended.", min=1, max=999_999)
-    ] = 600
+    timeout_s: Annotated[int, _run(help="Seconds that a collective may take.", min=1, max=999_999)] = 600
     preflight: Annotated[
         bool,
         _run(help="Look at all nodes first, as `muster doctor --quick` does: faults end the run, warnings are said."),

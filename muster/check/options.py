@@ -14,12 +14,8 @@ WAIT = option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1,
 class DoctorOptions:
     """What `muster doctor` looks at, and how it answers."""
 
-    quick: Annotated[
-        bool, option("--quick", help="Only what takes seconds: what `train --preflight` looks at.", panel=WHAT)
-    ] = False
-    checkpoint_dir: Annotated[
-        str, option("--checkpoint-dir", help="The folder that checkpoints will go to.", panel=WHAT)
-    ] = "runs"
+    quick: Annotated[bool, option("--quick", help="What takes seconds, as `train --preflight`.", panel=WHAT)] = False
+    checkpoint_dir: Annotated[str, option("--checkpoint-dir", help="The folder for checkpoints.", panel=WHAT)] = "runs"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="What trainings will run on.", panel=WHAT)] = "auto"
     timeout_s: Annotated[int, WAIT] = 60
     json: Annotated[bool, option("--json", help="Print JSON, for programs.", panel=ANSWER)] = False
@@ -37,9 +33,7 @@ class BenchOptions:
             panel=WHAT,
         ),
     ] = "all"
-    backend: Annotated[
-        Literal["auto", "nccl", "gloo"], option(help="Default: nccl on GPUs, gloo on CPUs.", panel=WHAT)
-    ] = "auto"
+    backend: Annotated[Literal["auto", "nccl", "gloo"], option(help="nccl on GPUs, gloo on CPUs.", panel=WHAT)] = "auto"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="Where the buffers are.", panel=WHAT)] = "auto"
     min_size: Annotated[str | None, option(help="The smallest message: 1K, 4M, 1G. Default: 1K.", panel=WHAT)] = None
     max_size: Annotated[str | None, option(help="The largest. Default: 64M by gloo, 1G by nccl.", panel=WHAT)] = None
