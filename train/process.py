@@ -83,8 +83,9 @@ class Process:
         if not isinstance(error, SharedFault):
             fault = Fault(self.world.rank, self.world.host, code, wrong.partition("\n")[0])
             fault = faults.publish(self.world, fault, self.world.store)
-            if fault.rank != self.world.rank and not DEBUG:
-                # That rank has said what is wrong; a line more from each of the others would only bury it.
+            has_said = self.heartbeat is not None and self.heartbeat.is_over
+            if (fault.rank != self.world.rank or has_said) and not DEBUG:
+                # That rank, or this one's heartbeat, has said what is wrong; a line more of others would only bury it.
                 console.log_line(f"ends: {fault}\n{trace}")
                 console.report_to_agent(RankReport.ERROR_SHOWN)
                 return fault.code

@@ -197,10 +197,12 @@ class Trainer:
         with nullcontext() if options.track == "none" else self.open_tracker() as self.tracker:
             # A folder without a checkpoint has lines of a run that failed in it, if any: none of the one that goes on.
             self.log = Log(self.run.folder, progress.step if saved(self.run.folder) else 0) if world.main else None
+            # All at once: a warning ends those that don't listen yet, which others would take for a fault.
+            world.gather(None)
+            self.notice.listen()
             before_s = 0.0 if self.log is None else self.log.seconds
             self.times = StepTimes(world.device, started=self.started - before_s)
             self.begin()
-            self.notice.listen()
             memory.collect_garbage()
             try:
                 with explain_nondeterminism():

@@ -240,6 +240,7 @@ class Heartbeat:
 
     def end_orphaned(self, error: MusterError) -> None:
         """Ends this rank, whose launcher is gone, with `error`, and publishes that."""
+        self.is_over = True
         console.report_fatal(error)
         # The store may be gone too, and not answer.
         faults.end_soon(ExitCode.FAILED, 2 * faults.GRACE_S)

@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from muster.train import checkpoint
-from tests.train.conftest import environment, free_port
+from tests.train.conftest import bare, environment, free_port
 from tests.train.health.test_heartbeat import DEADLINE_S, FAST
 
 ALONE = """
@@ -119,6 +119,28 @@ def test_ranks_end_when_their_agent_does(small, tmp_path, when):
     said = (tmp_path / "err").read_text()
     assert "the process that started it" in said
     assert "Traceback" not in said
+
+
+ORPHANED = """
+import os
+from muster.train.health import faults
+from muster.train.trainer import Trainer
+faults.GRACE_S = 1.5
+step = Trainer.train_step
+def orphaned(self, batches, sums):
+    if self.progress.step == 2 and os.environ["RANK"] == "1":
+        os.getppid = lambda: 1
+    step(self, batches, sums)
+Trainer.train_step = orphaned
+"""
+
+
+@pytest.mark.process
+def test_an_orphan_says_so_and_nothing_of_what_follows(train, small, tmp_path):
+    ended = train(["ddp", *small, f"--runs-dir={tmp_path}", "--epochs=1000"], 2, before=FAST + ORPHANED)
+    assert [rank.code for rank in ended] == [1, 1]
+    [line] = [line for line in bare(ended) if line.startswith("error: ")]
+    assert "the process that started it" in line
 
 
 WORKER = """

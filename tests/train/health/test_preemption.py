@@ -105,6 +105,30 @@ def test_a_rank_that_counts_no_loss_is_heard_too(train, tmp_path, strategy):
         assert all(tensor.equal(again["model"][name]) for name, tensor in whole["model"].items())
 
 
+# A rank that listens already would not end by it, and would report the loss of the other.
+EARLY = """
+import os, signal, time
+from pathlib import Path
+from muster.train import trainer
+Path(os.environ["PIDS"], str(os.getpid())).touch()
+class Slow(trainer.Log):
+    def __init__(self, folder, step):
+        time.sleep(0.7)
+        super().__init__(folder, step)
+        for pid in os.listdir(os.environ["PIDS"]):
+            os.kill(int(pid), signal.SIGTERM)
+trainer.Log = Slow
+"""
+
+
+@pytest.mark.process
+def test_a_warning_before_all_ranks_listen_ends_all_alike(train, argv_of_three, tmp_path):
+    (pids := tmp_path / "pids").mkdir()
+    ended = train([*argv_of_three, f"--runs-dir={tmp_path}"], 2, before=EARLY, env={"PIDS": str(pids)})
+    assert [rank.code for rank in ended] == [-signal.SIGTERM] * 2  # the agent's answer is 75
+    assert not ended[0].err + ended[1].err
+
+
 def disturbed(folder, argv, disturb):
     """The exit code of `train ARGV`, disturbed after its first checkpoint, and what it said on stderr."""
     argv = [str(Path(sys.executable).with_name("train")), *argv, "--epochs=3000", f"--runs-dir={folder}"]
