@@ -19,6 +19,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.elastic import events
 from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -30,8 +31,8 @@ from torch.distributed.run import config_from_args  # pyright: ignore[reportUnkn
 
 from muster import interruption
 from muster.entrypoint.agent import rendezvous
-from muster.entrypoint.agent.failures import first_of, how_ended, is_ours, not_started
-from muster.entrypoint.agent.nodes import Nodes
+from muster.entrypoint.agent.failures import cause_of, first_of, how_ended, is_ours, not_started
+from muster.entrypoint.agent.nodes import Nodes, publish
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode, MusterError, notify
 from muster.units import plural
@@ -328,6 +329,13 @@ class Agent(LocalElasticAgent):
         # Trainers of ours publish their failures; and a scheduler's warning reaches all nodes.
         if failures and self._nodes and not is_ours() and not self._status.warning:
             self._status.elsewhere = self._nodes.publish_failures(failures)
+        rank = cause_of(failures)
+        is_fixed = isinstance(group.spec.rdzv_handler, rendezvous.StaticNodes)
+        is_sudden = is_fixed and is_ours() and not self._status.warning
+        if is_sudden and rank is not None and failures[rank].exitcode < 0:
+            # It could not publish that, and the others would first miss its beats.
+            store, how = PrefixStore("muster", group.store.underlying_store), how_ended(failures[rank].exitcode)
+            try_briefly(lambda: publish(store, group, rank, socket.gethostname(), ExitCode.FAILED, f"it {how}"))
         return True
 
     def _before_start(self, group: Any) -> None:
@@ -432,7 +440,7 @@ def warn_if_no_group(group: Any) -> None:
         )
 
 
-def try_briefly(ask: Callable[[], None]) -> None:
+def try_briefly(ask: Callable[[], object]) -> None:
     """Asks a store that may be gone, and then answers nobody: for BRIEFLY_S at most, and whatever it has met."""
     with suppress(Exception):
         within(BRIEFLY_S, ask)

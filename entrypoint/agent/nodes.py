@@ -123,7 +123,7 @@ class Nodes:
             if self._seen[node][1] >= DEAD_BEATS:
                 _, rank, host = text.decode().split(" ", 2)
                 wrong = f"its host gave no sign of life for {DEAD_BEATS * BEAT_S:.0f} s"
-                self._publish(self._beats, int(rank), host, ExitCode.FAILED, wrong)
+                publish(self._beats, self._group, int(rank), host, ExitCode.FAILED, wrong)
 
     def publish_failures(self, failures: Mapping[int, Any]) -> str:
         """Publishes to the other nodes a failure that this node's ranks perhaps could not publish.
@@ -137,10 +137,10 @@ class Nodes:
         codes = {failure.exitcode for failure in failures.values()}
         code = ExitCode.USER_MUST_CHANGE if ExitCode.USER_MUST_CHANGE in codes else ExitCode.FAILED
 
-        def publish() -> bytes:
-            store = self._store
+        def tell() -> bytes:
+            store, wrong = self._store, f"it {how_ended(failures[rank].exitcode)}"
             store.set_timeout(timedelta(seconds=STORE_S))
-            first = self._publish(store, rank, socket.gethostname(), code, f"it {how_ended(failures[rank].exitcode)}")
+            first = publish(store, self._group, rank, socket.gethostname(), code, wrong)
             if not is_ours():
                 self._acknowledge(store)
             return first
@@ -148,7 +148,7 @@ class Nodes:
         self._must_wait = True
         # RuntimeError: the store is gone. A store whose node is gone answers nobody.
         with suppress(TimeoutError, RuntimeError):
-            first = within(STORE_S, publish)
+            first = within(STORE_S, tell)
             if json.loads(first)["rank"] not in {worker.global_rank for worker in self._group.workers}:
                 return why(first)
         return ""
@@ -163,13 +163,14 @@ class Nodes:
         with suppress(TimeoutError, RuntimeError):
             within(LEAVE_S + STORE_S, lambda: self._store.wait(others, timedelta(seconds=LEAVE_S)))
 
-    def _publish(self, store: Any, rank: int, host: str, code: int, wrong: str) -> bytes:
-        """Publishes this fault to all ranks, or the one that was published before; returns which it was."""
-        fault = json.dumps({"rank": rank, "host": host, "code": code, "wrong": wrong})
-        first = store.compare_set("fault", "", fault)
-        keys = [f"end/{rank}" for rank in range(self._group.workers[0].world_size)]
-        store.multi_set(keys, [first] * len(keys))
-        return first
+
+def publish(store: Any, group: Any, rank: int, host: str, code: int, wrong: str) -> bytes:
+    """Publishes this fault to all ranks, or the one that was published before; returns which it was."""
+    fault = json.dumps({"rank": rank, "host": host, "code": code, "wrong": wrong})
+    first = store.compare_set("fault", "", fault)
+    keys = [f"end/{rank}" for rank in range(group.workers[0].world_size)]
+    store.multi_set(keys, [first] * len(keys))
+    return first
 
 
 def why(text: bytes) -> str:

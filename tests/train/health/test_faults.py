@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from muster.train import checkpoint
@@ -15,6 +16,7 @@ from muster.train.distributed.world import World
 from muster.train.health.faults import connection_lost, is_echo
 from muster.train.trainer import promised_gpus
 from tests.train.conftest import bare
+from tests.train.health.test_preemption import disturbed
 
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[3]
@@ -289,3 +291,16 @@ def test_a_checkpoint_of_weights_that_are_broken_already_is_not_recommended(trai
     ended = train([*argv, f"--runs-dir={tmp_path}", "--resume"], deadline_s=DEADLINE_S)
     assert_one_message(ended, 1, "from step 2 on", "the checkpoint of step 1 is no better")
     assert "--resume" not in ended[0].err
+
+
+def test_a_rank_that_is_killed_is_told_once(small, tmp_path):
+    """By its agent: the others hear of it there, and do not wait until they miss its heartbeat."""
+
+    def kill(launch):
+        [rank] = [each for each in psutil.Process(launch.pid).children() if each.environ().get("RANK") == "1"]
+        rank.kill()
+
+    code, said = disturbed(tmp_path, ["ddp", *small, "--save-every=0.01", "--name=run"], kill)
+    assert code == 1, said
+    [line] = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert re.fullmatch(r"error: rank 1 on \S+ was ended by SIGKILL.*", line)
