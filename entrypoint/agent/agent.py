@@ -329,10 +329,8 @@ class Agent(LocalElasticAgent):
         # Trainers of ours publish their failures; and a scheduler's warning reaches all nodes.
         if failures and self._nodes and not is_ours() and not self._status.warning:
             self._status.elsewhere = self._nodes.publish_failures(failures)
-        rank = cause_of(failures)
-        is_fixed = isinstance(group.spec.rdzv_handler, rendezvous.StaticNodes)
-        is_sudden = is_fixed and is_ours() and not self._status.warning
-        if is_sudden and rank is not None and failures[rank].exitcode < 0:
+        rank, is_fixed = cause_of(failures), isinstance(group.spec.rdzv_handler, rendezvous.StaticNodes)
+        if is_ours() and is_fixed and not self._status.warning and rank is not None and failures[rank].exitcode < 0:
             # It could not publish that, and the others would first miss its beats.
             store, how = PrefixStore("muster", group.store.underlying_store), how_ended(failures[rank].exitcode)
             try_briefly(lambda: publish(store, group, rank, socket.gethostname(), ExitCode.FAILED, f"it {how}"))
