@@ -30,10 +30,10 @@ SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS|COOKIE|CREDENTIAL|AUTH|JWT|_KEY|KEY_|APIKEY|PRECONDITION_TRANSPORTS|_PW", re.IGNORECASE
 )
 # A URL with a user or a password, what looks like a key (long and hexadecimal, a JWT, or a PEM block), and a command or
-# a URL with one: MUSTER_ARGS='--api-key 8f2c', https://host/file?token=8f2c
+# a URL with one: MUSTER_ARGS='--api-key 8f2c', https://host/file?token=8f2c; sig=8f2c is Azure's
 SECRET_VALUE = re.compile(
     r"\w+://[^/\s]*@|-----BEGIN|\b(?i:bearer)\s|\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}\b"
-    r"|[-?&](?i:[\w-]*(?:token|secret|password|passwd|key|auth))[=\s]+[^\s-]"
+    r"|[-?&](?i:[\w-]*(?:token|secret|password|passwd|key|auth|sig))[=\s]+[^\s-]"
 )
 # One that bash exports: BASH_FUNC_module%%=() {  eval ..., up to a brace alone.
 _FUNCTION = re.compile(r"^BASH_FUNC_[^=\n]+(?:%%|\(\))=.*?\n}$", re.MULTILINE | re.DOTALL)

@@ -15,6 +15,7 @@ To add a family: its file, its line below, and a recording in tests/recordings w
 """
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -190,19 +191,21 @@ def _is_below_broker(env: Environment) -> bool:
     return not env.is_live or any(name.startswith("flux-broker") for name in traces.ancestors())
 
 
-def is_task_of_hyperqueue(env: Environment) -> bool:
-    """Whether HyperQueue's worker started this process: the variables of the srun that started the worker are here.
+def is_task_of_worker(env: Environment) -> bool:
+    """Whether a worker of HyperQueue or Parsl started this process: the variables of what started the worker are here.
 
-    srun inside such a task hands HQ_TASK_ID on: then its daemon is above this process, and no worker.
+    srun and PALS hand the worker's variable on to what they start inside such a task: then it is their daemon that is
+    above this process, and no worker.
 
     Source: https://it4innovations.github.io/hyperqueue/stable/deployment/worker/ (srun --overlap hq worker start)
+    Source: https://github.com/Parsl/parsl/blob/master/parsl/launchers/launchers.py (srun process_worker_pool.py)
     """
-    if "HQ_TASK_ID" not in env:
+    if not {"HQ_TASK_ID", "PARSL_WORKER_RANK"} & env.keys():
         return False
     from muster.entrypoint.detect import traces
 
     above = traces.ancestors() if env.is_live else []
-    return "hq" in above or traces.find("", "", above) is None
+    return any(re.match("hq$|process_worker", name) for name in above) or traces.find("", "", above) is None
 
 
 def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]:
@@ -219,8 +222,8 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
         reason = f"belongs to {family.name}, and this is a job of {job.scheduler}"
         if family.name != "flux" and _is_below_broker(env):
             is_foreign, reason = True, "started Flux, which started this process"
-        elif family.is_scheduler and is_task_of_hyperqueue(env):
-            is_foreign, reason = True, "started HyperQueue, which started this process"
+        elif (family.is_scheduler or family.name == "pals") and is_task_of_worker(env):
+            is_foreign, reason = True, "started the worker that started this process"
         for launcher, detect in family.module.TASKS.items():
             found: Task | Rejected | None
             try:

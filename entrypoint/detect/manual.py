@@ -24,11 +24,15 @@ from muster.errors import MusterError
 # Source: https://github.com/allenai/OLMo/tree/main/scripts (of Beaker)
 # Source: https://github.com/Netflix/metaflow/blob/master/metaflow/plugins/parallel_decorator.py
 # Source: https://it4innovations.github.io/hyperqueue/stable/jobs/multinode/
+# Source: https://github.com/facebookincubator/submitit/blob/main/submitit/local/local.py
+# Source: https://github.com/intelligent-machine-learning/dlrover (NODE_NUM)
+# Source: https://github.com/PKUHPC/CraneSched
 NUMBERS = (
-    "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "DSTACK_NODES_NUM",
-    "HQ_NUM_NODES", "LEPTON_JOB_TOTAL_WORKERS", "MF_PARALLEL_NUM_NODES", "MLP_WORKER_NUM", "NGC_ARRAY_SIZE", "NHOSTS",
-    "NNODES", "NODE_COUNT", "NUM_NODES", "PJM_NODE", "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
-    "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "_CONDOR_NPROCS",
+    "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES",
+    "DSTACK_NODES_NUM", "HQ_NUM_NODES", "LEPTON_JOB_TOTAL_WORKERS", "MF_PARALLEL_NUM_NODES", "MLP_WORKER_NUM",
+    "NGC_ARRAY_SIZE", "NHOSTS", "NNODES", "NODE_COUNT", "NODE_NUM", "NUM_NODES", "PJM_NODE", "SKYPILOT_NUM_NODES",
+    "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
 # SageMaker's ["algo-1","algo-2"] the comma.
@@ -47,7 +51,7 @@ LISTS = {
 }
 VARIABLES = (
     "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS,
-    "OAR_NODEFILE",
+    "OAR_NODEFILE", "PARSL_WORKER_RANK",
 )  # fmt: skip
 TEXT_FILES = ("OAR_NODEFILE",)
 

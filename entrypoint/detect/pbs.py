@@ -3,7 +3,7 @@
 The nodes are in a file, one line for each MPI process. It is not sorted: hosts may come in turns, and several chunks
 may lie on one host.
 
-    PBS_JOBID=7.pbshead                            an array's job: 2[1].pbshead
+    PBS_JOBID=7.pbshead                            an array's job: 2[1].pbshead; NEC's NQSV: 0:7.nqsv, by node
     PBS_NODEFILE=/var/spool/pbs/aux/7.pbshead      pbsn1 pbsn1 pbsn2 pbsn2, a line each
     PBS_TASKNUM=20000001                           a task; the job script has 1. Neither this nor PBS_NODENUM is a rank.
                                                    Torque counts a task in plain digits, from 2
@@ -48,7 +48,7 @@ def job(env: Environment) -> Job | None:
     if not {"PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE", "PBS_NODENUM", "PBS_TASKNUM"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
-    job_id = env.get("PBS_JOBID", "")
+    job_id = re.sub(r"^[0-9]+:", "", env.get("PBS_JOBID", ""))
     is_id = re.fullmatch(r"[0-9]+(\[[0-9]*\])?(\.[A-Za-z0-9_.-]+)?", job_id) is not None
     read.agree(is_id, "PBS_JOBID is missing or no job id", "PBS_JOBID")
     is_complete = env.get("PBS_ENVIRONMENT") in ("PBS_BATCH", "PBS_INTERACTIVE")

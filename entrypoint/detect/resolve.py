@@ -254,9 +254,9 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
         )
     if job.num_nodes > 1:
         fix = job.launch
-        if families.is_task_of_hyperqueue(env):
+        if families.is_task_of_worker(env):
             fix = "on this node alone: --nnodes 1"
-            if job.scheduler == "slurm":
+            if job.scheduler == "slurm" and "HQ_TASK_ID" in env:
                 on_nodes = "srun --nodefile=$HQ_NODE_FILE --nodes=$HQ_NUM_NODES --ntasks-per-node=1"
                 fix += f"; on each node of the task: {on_nodes} env -u HQ_TASK_ID {{command}}"
         raise MusterError(

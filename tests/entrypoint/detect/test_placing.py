@@ -258,6 +258,23 @@ def test_tasks_of_hyperqueue_are_no_world_of_the_srun_that_started_its_workers(m
         detect(task)
 
 
+def test_apps_of_parsl_are_no_world_of_what_started_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As srun, or mpiexec of PALS, starts a pool of workers on each node: each app would wait for the others' nodes."""
+    of_worker = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
+    app = replace(changed(of_worker, PARSL_WORKER_RANK="0", PARSL_WORKER_COUNT="4"), is_live=True)
+    # The second name is that of process_worker_pool.py, as the kernel cuts it.
+    monkeypatch.setattr(traces, "ancestors", lambda: ["python3", "process_worker_", "bash", "slurmstepd"])
+    of_pals = recording.load(FOLDERS / "documented" / "pals_hidden_in_pbs.x3001c0s13b1n0.1.env")
+    for env in (app, changed(of_pals, PARSL_WORKER_RANK="0")):
+        with pytest.raises(MusterError, match="nothing started this process on each of them") as refusal:
+            detect(env)
+        assert refusal.value.fix == "on this node alone: --nnodes 1"
+    assert resolve.resolve(app, LaunchOptions(nnodes="1"), ["train", "ddp"]).num_nodes == 1
+    # In an app, srun starts what is its own.
+    monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "slurmstepd"])
+    assert (detect(app).launcher, detect(app).num_nodes) == ("srun", 2)
+
+
 def test_flux_in_turns_is_refused_by_all_its_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ranks 0 and 3 of `flux run -N2 -n4 --taskmap=cyclic` look as if the ranks lay in blocks."""
     of_flux = {"FLUX_JOB_ID": "f1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "2", "FLUX_TASK_LOCAL_ID": "0"}
@@ -302,6 +319,14 @@ def test_a_file_of_nodes_that_torque_writes_on_the_first_host_alone_numbers_no_n
     assert [place(one) for one in found] == [(0, 0, 0, 4), (0, 1, 1, 4), (1, 0, 2, 4), (1, 1, 3, 4)]
     # Else the first node's would meet at its name, and wait for the others, who look for a file.
     assert {one.hosts for one in found} == {()}
+
+
+def test_the_nodes_of_a_job_of_nqsv_have_one_job_id() -> None:
+    """NEC's: PBS's variables, with the number of the node before the job's."""
+    of_pbs = recording.load(FOLDERS / "pbs" / "pbs_mpi_ompi-tmrsh.rank2.pbsn2.env")
+    assert {detect(changed(of_pbs, PBS_JOBID=f"{node}:8.nqsv")).job_id for node in "01"} == {"8.nqsv"}
+    with pytest.raises(MusterError, match="no job id"):
+        detect(changed(of_pbs, PBS_JOBID="0:"))
 
 
 def test_hosts_in_turns_are_told_of_a_process_a_node() -> None:

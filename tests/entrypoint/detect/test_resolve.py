@@ -511,6 +511,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ),
         ("BEAKER_REPLICA_COUNT", "2", "1"),
         ("COBALT_JOBSIZE", "2", "1"),
+        ("CRANE_JOB_NUM_NODES", "2", "1"),
         ("HYDRA_HOST_FILE", "/etc/mpi/hostfile", "hosts"),
         ("I_MPI_HYDRA_HOST_FILE", "/etc/mpi/hostfile", "hosts"),
         ("OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile", "hosts"),
@@ -523,6 +524,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("NGC_ARRAY_SIZE", "2", "1"),
         ("NNODES", "2", "1"),
         ("NODE_COUNT", "2", "1"),
+        ("NODE_NUM", "2", "1"),
         ("NODE_RANK", "1", "0"),
         ("RANK", "1", "0"),
         ("SLURM_NTASKS", "2", "1"),
@@ -531,6 +533,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("PJM_NODE", "4", "1"),
         ("SKYPILOT_NUM_NODES", "2", "1"),
         ("SM_HOSTS", '["algo-1","algo-2"]', '["algo-1"]'),
+        ("SUBMITIT_LOCAL_NTASKS", "2", "1"),
         (
             "TF_CONFIG",
             '{"cluster":{"chief":["a:2222"],"worker":["b:2222"]},"task":{"type":"worker","index":1}}',
