@@ -49,6 +49,14 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
     return 0, "no CUDA_VISIBLE_DEVICES"
 
 
+def granted_gpus(env: Environment, job: Job) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES, where the scheduler only names the job's GPUs, and the job may open others' too."""
+    if "CUDA_VISIBLE_DEVICES" in env or not env.is_live or not job.gpu_ids:
+        return {}
+    openable = {node.name.removeprefix("nvidia") for node in device_nodes() if _may_open(node)}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(job.gpu_ids)} if openable > set(job.gpu_ids) else {}
+
+
 def without_gpus(
     env: Environment, allocation: Allocation, options: LaunchOptions, words: Sequence[str], gpus_of_site: int
 ) -> str | None:

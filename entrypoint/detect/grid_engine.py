@@ -53,6 +53,8 @@ def job(env: Environment) -> Job | None:
     slots, problem = slots_or_problem(lambda: _slots(read))
     nodes = read.sources.get("hosts") or read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
     hosts = ",".join(slots)
+    # The site names its map of GPUs: gpu, gpu_card, NVIDIA_GPUS, cuda.
+    gpus = next((env[name] for name in env if re.match(r"(?i)SGE_HGR_\w*(gpu|cuda)", name)), "").split()
     return Job(
         scheduler="grid_engine",
         job_id=job_id if task == "undefined" else f"{job_id}.{task}",
@@ -61,7 +63,8 @@ def job(env: Environment) -> Job | None:
         num_nodes=len(slots) or None,
         slots=tuple(slots.values()),
         cpus_on_node=read.cpus(slots),
-        gpus_on_node=len(env["SGE_HGR_gpu"].split()) if env.get("SGE_HGR_gpu") else None,
+        gpus_on_node=len(gpus) or None,
+        gpu_ids=tuple(gpus),
         # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
         launch=f"for host in {hosts.replace(',', ' ')}; do qrsh -inherit $host "
         f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={hosts} \"{{quoted}} & done; wait",

@@ -224,6 +224,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
     parts = [
         Additions(notes=allocation.notes),
         _threads(allocation, env),
+        Additions(resources.granted_gpus(env, allocation.job)),
         # The network interface for NCCL and gloo.
         where_unset(dict.fromkeys(INTERFACES, rendezvous.interface) if rendezvous.interface else {}, env),
         home.find(env) if env.is_live and env.engine else Additions(),

@@ -9,6 +9,7 @@ from muster.entrypoint import recording, resources
 from muster.entrypoint.detect import families
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.launch import start
+from muster.entrypoint.launch.program import Program
 from muster.entrypoint.options import LaunchOptions
 from tests.entrypoint.recorded import FOLDERS
 
@@ -52,6 +53,30 @@ def test_a_job_without_gpus_on_a_node_that_has_them_is_told(devices: Path, hidde
 @pytest.mark.parametrize(("visible", "count"), [("10000", 0), ("0,10000", 1), ("0,12", 2), ("GPU-6a96bd13", 1)])
 def test_the_number_by_which_htcondor_hides_gpus_is_none(visible: str, count: int) -> None:
     assert resources.gpus(Environment({"CUDA_VISIBLE_DEVICES": visible}, "c1"), None)[0] == count
+
+
+def test_a_job_of_grid_engine_takes_the_gpus_that_were_granted(devices: Path) -> None:
+    """Grid Engine names them, and hides those of others only where the site has told it to."""
+    script = recording.load(FOLDERS / "grid_engine_own" / "serial_gpu_script.node01.x.env")
+
+    def visible(**variables: str) -> str | None:
+        env = Environment({**script, **variables}, script.host, script.files, is_live=True)
+        context = start.find(env, LaunchOptions(), ["train", "ddp"])
+        launch = start.plan(context, Program("script", ("mine.py",)), ["train", "ddp"])
+        return launch.additions.variables.get("CUDA_VISIBLE_DEVICES")
+
+    for number in "0123":
+        (devices / f"nvidia{number}").touch()
+    assert visible(SGE_HGR_gpu="2 3") == "2,3"
+    assert visible(SGE_HGR_gpu="2 3", CUDA_VISIBLE_DEVICES="1") is None
+    # All GPUs of the node, a map whose ids are names, and no GPU.
+    assert visible(SGE_HGR_gpu="0 1 2 3") is None
+    assert visible(SGE_HGR_gpu="a b") is None
+    assert visible() is None
+    # A control group leaves the others' devices closed: CUDA counts what is left from 0.
+    (devices / "nvidia0").unlink()
+    (devices / "nvidia1").unlink()
+    assert visible(SGE_HGR_gpu="2 3") is None
 
 
 def test_a_job_on_a_cluster_without_gpus_is_told_nothing(devices: Path) -> None:

@@ -372,7 +372,9 @@ def test_tasks_of_torques_pbsdsh_are_told_from_its_job_script() -> None:
 def test_gpus_of_grid_engine_are_counted() -> None:
     script = recording.load(FOLDERS / "grid_engine" / "pe_two.master.node01.env")
     one_node = replace(script, files={"PE_HOSTFILE": "node01 2 main.q@node01 UNDEFINED\n"})
-    assert detect(changed(one_node, NHOSTS="1", SGE_HGR_gpu="0 1 3")).nproc_per_node == 3
+    for name in ("SGE_HGR_gpu", "SGE_HGR_gpu_card", "SGE_HGR_NVIDIA_GPUS"):
+        assert detect(changed(one_node, NHOSTS="1", **{name: "0 1 3"})).nproc_per_node == 3
+    assert detect(changed(one_node, NHOSTS="1", SGE_HGR_licence="0 1 3")).gpus_seen == 0
 
 
 def test_a_job_of_grid_engine_on_one_host_needs_no_file_of_hosts() -> None:
