@@ -77,6 +77,7 @@ def test_a_job_of_grid_engine_takes_the_gpus_that_were_granted(devices: Path) ->
     (devices / "nvidia0").unlink()
     (devices / "nvidia1").unlink()
     assert visible(SGE_HGR_gpu="2 3") is None
+    assert visible(SGE_HGR_NVIDIA_GPUS="GPU-6a96bd13 GPU-0c71") == "GPU-6a96bd13,GPU-0c71"
 
 
 def test_a_job_on_a_cluster_without_gpus_is_told_nothing(devices: Path) -> None:

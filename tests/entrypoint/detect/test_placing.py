@@ -321,6 +321,19 @@ def test_a_file_of_nodes_that_torque_writes_on_the_first_host_alone_numbers_no_n
     assert {one.hosts for one in found} == {()}
 
 
+def test_a_job_of_grid_engine_that_has_slurms_names_too_is_one_job() -> None:
+    """As Gridware's slurm-shim gives them, with the same id; its srun starts the tasks."""
+    of_srun = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node01.0.env")
+    of_grid = {"SGE_TASK_ID": "undefined", "NHOSTS": "2", "NSLOTS": "4", "PE_HOSTFILE": "/var/spool/pe_hostfile"}
+    files = {"PE_HOSTFILE": "node01 2 main.q UNDEFINED\nnode02 2 main.q UNDEFINED\n"}
+    first = Environment({**of_srun, **of_grid, "JOB_ID": of_srun["SLURM_JOB_ID"]}, "node01", files)
+    found = detect(first)
+    assert (found.scheduler, found.launcher, found.num_nodes) == ("slurm", "srun", 2)
+    assert [line for line in found.rejected if "the same job" in line]
+    with pytest.raises(MusterError, match="nothing tells which of them runs this process"):
+        detect(Environment({**first, "JOB_ID": "77"}, "node01", files))
+
+
 def test_the_nodes_of_a_job_of_nqsv_have_one_job_id() -> None:
     """NEC's: PBS's variables, with the number of the node before the job's."""
     of_pbs = recording.load(FOLDERS / "pbs" / "pbs_mpi_ompi-tmrsh.rank2.pbsn2.env")
