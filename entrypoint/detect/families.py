@@ -103,8 +103,6 @@ class _Candidate(NamedTuple):
             why = self.found.wrong
         elif self.fits(host) is False:
             why = f"left over: this host is not in its job, {host}"
-        elif self.fits(host):
-            why = "the same job"
         else:
             why = f"nothing shows this host in its job, {host}"
         return f"{self.name} ({self.seen}): {why}"
@@ -148,13 +146,13 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
 
             return replace(first.found, launch=flux.launch(first.found.num_nodes)), ()
         return first.found, ()
+    # The same id: Grid Engine's slurm-shim has an srun of its own, and plugins of Slurm set PBS's names.
+    if isinstance(first.found, Job) and len({candidate.seen.partition("=")[2] for candidate in candidates}) == 1:
+        return first.found, tuple(f"{other.name} ({other.seen}): the same job" for other in others)
     if first.name == "flux" and isinstance(first.found, Job) and all(_holds_flux(other, env) for other in others):
         return first.found, tuple(f"{other.name} ({other.seen}): {first.seen} runs inside it" for other in others)
     # Flux names no hosts: it can't be shown to be left over, and several of its tasks may share this host.
     fitting = [] if first.name == "flux" else [candidate for candidate in candidates if candidate.fits(env.host)]
-    # One job by the names of two: Grid Engine's slurm-shim has an srun of its own; Slurm's plugins set PBS's names.
-    if len({candidate.found.job_id for candidate in fitting if isinstance(candidate.found, Job)}) == 1:
-        fitting = fitting[:1]
     if len(fitting) == 1 and isinstance(winner := fitting[0].found, Job):
         return winner, tuple(other.why_lost(env.host) for other in candidates if other is not fitting[0])
     names = " and ".join(candidate.name for candidate in candidates)

@@ -334,6 +334,16 @@ def test_a_job_of_grid_engine_that_has_slurms_names_too_is_one_job() -> None:
         detect(Environment({**first, "JOB_ID": "77"}, "node01", files))
 
 
+def test_a_job_of_slurm_with_a_plugin_that_sets_pbss_names_is_one_job() -> None:
+    """Slurm's spank_pbs.so, on nodes that call themselves otherwise than Slurm does."""
+    of_srun = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
+    of_pbs = {"PBS_JOBID": of_srun["SLURM_JOB_ID"], "PBS_NODENUM": "1", "PBS_TASKNUM": "1", "PBS_QUEUE": "debug"}
+    found = detect(Environment({**of_srun, **of_pbs}, "alias2"))
+    assert (found.scheduler, found.launcher, found.node_rank, found.num_nodes) == ("slurm", "srun", 1, 2)
+    with pytest.raises(MusterError, match="nothing tells which of them runs this process"):
+        detect(Environment({**of_srun, **of_pbs, "PBS_JOBID": "7.pbshead"}, "alias2"))
+
+
 def test_the_nodes_of_a_job_of_nqsv_have_one_job_id() -> None:
     """NEC's: PBS's variables, with the number of the node before the job's."""
     of_pbs = recording.load(FOLDERS / "pbs" / "pbs_mpi_ompi-tmrsh.rank2.pbsn2.env")
