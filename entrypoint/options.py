@@ -141,9 +141,7 @@ class TorchrunOptions:
     ] = None
     rdzv_endpoint: Annotated[str | None, _torchrun(help="HOST:PORT, as --master-addr and --master-port.")] = None
     rdzv_conf: Annotated[str, _torchrun(help="join_timeout=SECONDS or timeout=SECONDS, as --rdzv-timeout.")] = ""
-    signals_to_handle: Annotated[
-        str, _torchrun(help="Any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP, SIGQUIT: all are handled anyway.")
-    ] = ""
+    signals_to_handle: Annotated[str, _torchrun(help="Accepted, and without effect: all signals are handled.")] = ""
     rdzv_id: Annotated[str | None, _torchrun(help="Name of this launch. Default: the job's id.")] = None
     local_addr: Annotated[str | None, _torchrun(help="This node's address.")] = None
     role: Annotated[str | None, _torchrun(help="Name of the ranks in torchrun's messages.")] = None

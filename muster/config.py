@@ -348,9 +348,7 @@ class Options:
             min=0.0,
         ),
     ] = None
-    profile: Annotated[
-        bool, _run(help="Trace some steps of rank 0 into the run's folder, for ui.perfetto.dev; they are not timed.")
-    ] = False
+    profile: Annotated[bool, _run(help="Trace some steps of rank 0, for ui.perfetto.dev; they are not timed.")] = False
     timeout_s: Annotated[int, _run(help="Seconds that a collective may take.", min=1, max=999_999)] = 600
     preflight: Annotated[
         bool,

@@ -68,8 +68,8 @@ class Process:
 
     def answer(self, error: BaseException) -> int:
         """Says what happened, to the user and to the other ranks; returns the exit code."""
-        trace = "".join(traceback.format_exception(error)).rstrip("\n")
-        if not DEBUG and faults.is_echo(error):
+        trace, is_echo = "".join(traceback.format_exception(error)).rstrip("\n"), faults.is_echo(error)
+        if not DEBUG and is_echo:
             console.log_line(trace)
             if self.heartbeat is not None:
                 self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
@@ -78,16 +78,19 @@ class Process:
         if isinstance(error, MusterError):
             code, wrong = error.code, error.wrong
         else:
-            code = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
-            wrong = f"{type(error).__name__}: {error}"
+            code, wrong = ExitCode.FAILED, f"{type(error).__name__}: {error}"
+            if isinstance(error, KeyboardInterrupt):
+                code, wrong = ExitCode.INTERRUPTED, "it was interrupted"
         if not isinstance(error, SharedFault):
             fault = Fault(self.world.rank, self.world.host, code, wrong.partition("\n")[0])
             fault = faults.publish(self.world, fault, self.world.store)
             has_said = self.heartbeat is not None and self.heartbeat.is_over
             if (fault.rank != self.world.rank or has_said) and not DEBUG:
-                # That rank, or this one's heartbeat, has said what is wrong; a line more of others would only bury it.
-                console.log_line(f"ends: {fault}\n{trace}")
-                console.report_to_agent(RankReport.ERROR_SHOWN)
+                # That rank, or this one's heartbeat, has said what is wrong: a line more of others on its host, or that
+                # found the same wrong, would only bury it.
+                console.log_line(trace)
+                is_news = is_echo and not has_said and fault.host != self.world.host
+                faults.report_end(self.world, fault, is_shown=is_news)
                 return fault.code
         if isinstance(error, KeyboardInterrupt) and not DEBUG:
             console.log_line("interrupted")

@@ -94,11 +94,7 @@ class Watch:
             end_soon(fault.code, GRACE_S, lambda: self._report(fault))
 
     def _report(self, fault: Fault) -> None:
-        # Of a host with many ranks one line is enough; of Ctrl-C at most the one that every process has.
-        is_shown = self.world.local_rank == 0 and fault.code != ExitCode.INTERRUPTED
-        report = console.notify if is_shown else console.log_line
-        report(f"rank {self.world.rank} on {self.world.host} ends: {fault}")
-        console.report_to_agent(RankReport.ERROR_SHOWN)
+        report_end(self.world, fault, is_shown=fault.code != ExitCode.INTERRUPTED or fault.host != self.world.host)
         # By this connection: a blocked wait of the trainer's holds its own.
         leave(self.world, self.store, failed=True, main=False)
 
@@ -129,6 +125,13 @@ def publish(world: World, fault: Fault, store: Any) -> Fault:
             store.multi_set(others, [first] * len(others))
         return Fault(**json.loads(first))
     return fault  # the store went down with its rank: the others have noticed
+
+
+def report_end(world: World, fault: Fault, *, is_shown: bool) -> None:
+    """Reports that another rank's `fault` ends this one: in its log; where `is_shown`, once for all ranks of a host."""
+    report = console.notify if is_shown and world.local_rank == 0 else console.log_line
+    report(f"rank {world.rank} on {world.host} ends: {fault}")
+    console.report_to_agent(RankReport.ERROR_SHOWN)
 
 
 def leave(world: World, store: Any, *, failed: bool, main: bool) -> None:

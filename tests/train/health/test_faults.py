@@ -304,3 +304,31 @@ def test_a_rank_that_is_killed_is_told_once(small, tmp_path):
     assert code == 1, said
     [line] = [line for line in said.splitlines() if line.startswith("error: ")]
     assert re.fullmatch(r"error: rank 1 on \S+ was ended by SIGKILL.*", line)
+
+
+ELSEWHERE = """
+import dataclasses, os, signal
+from muster.train import process
+from muster.train.trainer import Trainer
+read = process.read_environment
+host = "node0" + os.environ["RANK"]
+process.read_environment = lambda *words: dataclasses.replace(read(*words), host=host)
+step = Trainer.train_step
+def ended(self, batches, sums):
+    if self.progress.step == 2 and os.environ["RANK"] == "1":
+        ENDS
+    step(self, batches, sums)
+Trainer.train_step = ended
+"""
+
+
+@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('no such thing')"])
+def test_what_ends_a_training_on_one_host_is_told_on_the_others(train, small, tmp_path, ends):
+    """Each may have a terminal of its own: as by hand, where Ctrl-C reaches one node alone."""
+    before = ELSEWHERE.replace("ENDS", ends)
+    env = [{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}] * 2
+    ended = train(["ddp", *small, f"--runs-dir={tmp_path}"], 2, before=before, rank_env=dict(enumerate(env)))
+    assert ended[0].code
+    [line] = [line for line in bare(ended[:1]) if "node01" in line]
+    assert line.startswith("rank 0 on node00 ends: rank 1 on node01 failed: ")
+    assert ("interrupted" if "SIGINT" in ends else "no such thing") in line
