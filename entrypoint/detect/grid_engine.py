@@ -53,8 +53,9 @@ def job(env: Environment) -> Job | None:
     slots, problem = slots_or_problem(lambda: _slots(read))
     nodes = read.sources.get("hosts") or read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
     hosts = ",".join(slots)
-    # The site names its map of GPUs: gpu, gpu_card, NVIDIA_GPUS, cuda.
-    gpus = next((env[name] for name in env if re.match(r"(?i)SGE_HGR_\w*(gpu|cuda)", name)), "").split()
+    # The site names its map of GPUs: gpu, gpu_card, NVIDIA_GPUS, cuda; and may have others, such as gpu_mem.
+    is_map = re.compile(r"SGE_HGR_(\w+_)?(n?gpus?|cuda)(_cards?)?", re.IGNORECASE).fullmatch
+    gpus = next((env[name] for name in sorted(env) if is_map(name)), "").split()
     return Job(
         scheduler="grid_engine",
         job_id=job_id if task == "undefined" else f"{job_id}.{task}",

@@ -375,6 +375,7 @@ def test_gpus_of_grid_engine_are_counted() -> None:
     for name in ("SGE_HGR_gpu", "SGE_HGR_gpu_card", "SGE_HGR_NVIDIA_GPUS"):
         assert detect(changed(one_node, NHOSTS="1", **{name: "0 1 3"})).nproc_per_node == 3
     assert detect(changed(one_node, NHOSTS="1", SGE_HGR_licence="0 1 3")).gpus_seen == 0
+    assert detect(changed(one_node, NHOSTS="1", SGE_HGR_a_gpu_mem="16G", SGE_HGR_gpu="0 1")).gpus_seen == 2
 
 
 def test_a_job_of_grid_engine_on_one_host_needs_no_file_of_hosts() -> None:
