@@ -118,7 +118,7 @@ class ProgramOptions:
     """How `muster run` starts the user's program, in torchrun's words."""
 
     module: Annotated[bool, _launch("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False
-    no_python: Annotated[bool, _launch("--no-python", help="SCRIPT is a program that python does not run.")] = False
+    no_python: Annotated[bool, _launch("--no-python", help="SCRIPT is a program, not run by python.")] = False
     framework: Annotated[
         Literal["torch", "jax", "tensorflow"],
         _launch(
@@ -136,18 +136,17 @@ class TorchrunOptions:
 
     standalone: Annotated[bool, _torchrun("--standalone", help="As --nnodes 1.")] = False
     rdzv_backend: Annotated[
-        Literal["static", "c10d"] | None,
-        _torchrun(help="Accepted, and without effect: both meet at the same place."),
+        Literal["static", "c10d"] | None, _torchrun(help="Accepted, and without effect: both meet at the same place.")
     ] = None
     rdzv_endpoint: Annotated[str | None, _torchrun(help="HOST:PORT, as --master-addr and --master-port.")] = None
     rdzv_conf: Annotated[str, _torchrun(help="join_timeout=SECONDS or timeout=SECONDS, as --rdzv-timeout.")] = ""
-    signals_to_handle: Annotated[str, _torchrun(help="Accepted, and without effect: all signals are handled.")] = ""
+    signals_to_handle: Annotated[
+        str, _torchrun(help="Any of SIGTERM, SIGUSR1, SIGUSR2, SIGINT, SIGHUP, SIGQUIT: all are handled anyway.")
+    ] = ""
     rdzv_id: Annotated[str | None, _torchrun(help="Name of this launch. Default: the job's id.")] = None
     local_addr: Annotated[str | None, _torchrun(help="This node's address.")] = None
     role: Annotated[str | None, _torchrun(help="Name of the ranks in torchrun's messages.")] = None
-    tee: Annotated[str | None, _torchrun("--tee", "-t", help="3: output to the console, by rank, and --log-dir.")] = (
-        None
-    )
+    tee: Annotated[str | None, _torchrun("--tee", "-t", help="3: to the console, by rank, and to --log-dir.")] = None
     redirects: Annotated[str | None, _torchrun("--redirects", "-r", help="3: output to files in --log-dir.")] = None
     log_dir: Annotated[str | None, _torchrun(help="Folder of a log for each rank.")] = None
     local_ranks_filter: Annotated[str | None, _torchrun(help="0,2: only these write to the console.")] = None
@@ -233,10 +232,8 @@ class EnvOptions:
         Literal["torch", "jax", "tensorflow"] | None,
         _look(help="The framework that reads the variables. Default: torch."),
     ] = None
-    docker_args: Annotated[bool, _look("--docker-args", help="Print the options for `docker run`.")] = False
-    apptainer_args: Annotated[
-        bool, _look("--apptainer-args", help="Print options for `apptainer exec --cleanenv`, for eval.")
-    ] = False
+    docker_args: Annotated[bool, _look("--docker-args", help="Options for `docker run`.")] = False
+    apptainer_args: Annotated[bool, _look("--apptainer-args", help="Options for `apptainer exec`, for eval.")] = False
 
     def __post_init__(self) -> None:
         given = {"--docker-args": self.docker_args, "--apptainer-args": self.apptainer_args, "--format": self.format}

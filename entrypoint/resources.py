@@ -54,7 +54,7 @@ def granted_gpus(env: Environment, job: Job) -> dict[str, str]:
     if "CUDA_VISIBLE_DEVICES" in env or not env.is_live or not job.gpu_ids:
         return {}
     openable = {node.name.removeprefix("nvidia") for node in device_nodes() if _may_open(node)}
-    # A number is that of the device only where others are open too; a UUID is the same everywhere.
+    # Where only the granted devices can be opened, CUDA counts them from 0. A UUID is the same in both cases.
     is_known = openable > set(job.gpu_ids) or all(name.startswith(("GPU-", "MIG-")) for name in job.gpu_ids)
     return {"CUDA_VISIBLE_DEVICES": ",".join(job.gpu_ids)} if is_known else {}
 

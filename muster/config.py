@@ -222,7 +222,7 @@ class Options:
         Literal["none", "linear", "sqrt"],
         _training(help="How the learning rate grows with the number of micro-batches in a step."),
     ] = "none"
-    warmup_steps: Annotated[int, _training(help="Steps in which the learning rate rises from 0.", min=0, max=MOST)] = 20
+    warmup_steps: Annotated[int, _training(help="Steps up to the full learning rate.", min=0, max=MOST)] = 20
     lr_schedule: Annotated[
         Literal["constant", "cosine"],
         _training(help="The learning rate after warm-up: constant, or half a cosine down to --lr-end."),
@@ -235,9 +235,7 @@ class Options:
     momentum: Annotated[float, _training(help="Momentum of sgd.", min=0.0, max=1.0)] = 0.9
     weight_decay: Annotated[float, _training(help="Weight decay.", min=0.0, max=1e30)] = 1e-4
     decay_norms: Annotated[bool, _training(help="Weight decay on norms and biases too.")] = False
-    label_smoothing: Annotated[
-        float, _training(help="The share of each target that is spread over all classes.", min=0.0, max=1.0)
-    ] = 0.0
+    label_smoothing: Annotated[float, _training(help="Share of a target that all classes get.", min=0.0, max=1.0)] = 0.0
     clip_norm: Annotated[float | None, _training(help="Clip the norm of all gradients to this.", min=0.0)] = None
     seed: Annotated[int, _training(help="One seed for all ranks: split, weights, order.", min=0)] = 0
 
@@ -246,16 +244,14 @@ class Options:
 
     comm_hook: Annotated[Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="Compression of gradients.")] = "none"
     powersgd_rank: Annotated[int, _ddp(help="Columns of PowerSGD's matrices; fewer send and learn less.", min=1)] = 4
-    powersgd_start: Annotated[
-        int | None, _ddp(help="Steps before PowerSGD, by plain averages. Default: --warmup-steps.", min=0)
-    ] = None
+    powersgd_start: Annotated[int | None, _ddp(help="Steps of plain averages. Default: --warmup-steps.", min=0)] = None
     zero1: Annotated[bool, _ddp(help="Split the optimizer state over the ranks.")] = False
     bucket_mb: Annotated[
         int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1, max=MOST)
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Batch normalisation over all ranks, on GPUs.")] = False
 
-    tensor_parallel: Annotated[int | None, _tp(help="Ranks that share each layer. Default: all.", min=1)] = None
+    tensor_parallel: Annotated[int | None, _tp(help="Neighbouring ranks sharing a layer. Default: all.", min=1)] = None
 
     pipeline_parallel: Annotated[int | None, _pipeline(help="Ranks of a pipeline. Default: all.", min=2)] = None
     microbatches: Annotated[int | None, _pipeline(help="Parts of a batch. Default: 2 a rank.", min=1)] = None
@@ -337,9 +333,7 @@ class Options:
     ] = "rank0"
     keep_checkpoints: Annotated[int, _run(help="How many checkpoints stay; the older ones are removed.", min=1)] = 2
     blocking_save: Annotated[bool, _run(help="Training waits while a checkpoint is written.")] = False
-    save_every: Annotated[
-        float, _run(help="Minutes from one checkpoint to the next within an epoch; 0: only after each epoch.", min=0.0)
-    ] = 30.0
+    save_every: Annotated[float, _run(help="Minutes between checkpoints; 0: only after each epoch.", min=0.0)] = 30.0
     save_before: Annotated[
         float | None,
         _run(
@@ -348,8 +342,8 @@ class Options:
             min=0.0,
         ),
     ] = None
-    profile: Annotated[bool, _run(help="Trace some steps of rank 0, for ui.perfetto.dev; they are not timed.")] = False
-    timeout_s: Annotated[int, _run(help="Seconds that a collective may take.", min=1, max=999_999)] = 600
+    profile: Annotated[bool, _run(help="Trace some steps into the run's profile/, for ui.perfetto.dev.")] = False
+    timeout_s: Annotated[int, _run(help="Seconds for a collective; then the run ends.", min=1, max=999_999)] = 600
     preflight: Annotated[
         bool,
         _run(help="Look at all nodes first, as `muster doctor --quick` does: faults end the run, warnings are said."),

@@ -47,7 +47,7 @@ fi
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 # To compile all modules takes longer than to install them, and few are ever imported: Python compiles those itself.
 export PIP_NO_COMPILE=1
-echo "Installing $lock (5.5 GB with torch, minutes at the first time)"
+echo "Installing $lock (5.5 GB with torch; the first time takes minutes)"
 "$venv/bin/pip" install --quiet --require-hashes --requirement "$lock"
 # `compat` is a plain path file: the finder that is the default would run at every start of the interpreter.
 "$venv/bin/pip" install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .

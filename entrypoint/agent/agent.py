@@ -31,7 +31,7 @@ from torch.distributed.run import config_from_args  # pyright: ignore[reportUnkn
 
 from muster import interruption
 from muster.entrypoint.agent import rendezvous
-from muster.entrypoint.agent.failures import cause_of, first_of, how_ended, is_ours, not_started
+from muster.entrypoint.agent.failures import cause_of, first_of, how_ended, is_ours, is_training, not_started
 from muster.entrypoint.agent.nodes import Nodes, publish
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode, MusterError, notify
@@ -326,14 +326,18 @@ class Agent(LocalElasticAgent):
         }
         if failures:
             self._status.stopped |= {pid for pid, code in found.values() if code is None}
-        # Trainers of ours publish their failures; and a scheduler's warning reaches all nodes.
-        if failures and self._nodes and not is_ours() and not self._status.warning:
+        rank = cause_of(failures)
+        if rank is None or self._status.warning:  # which reaches all nodes
+            return True
+        if not is_ours() and self._nodes:
             self._status.elsewhere = self._nodes.publish_failures(failures)
-        rank, is_fixed = cause_of(failures), isinstance(group.spec.rdzv_handler, rendezvous.StaticNodes)
-        if is_ours() and is_fixed and not self._status.warning and rank is not None and failures[rank].exitcode < 0:
-            # It could not publish that, and the others would first miss its beats.
-            store, how = PrefixStore("muster", group.store.underlying_store), how_ended(failures[rank].exitcode)
-            try_briefly(lambda: publish(store, group, rank, socket.gethostname(), ExitCode.FAILED, f"it {how}"))
+        is_fixed = isinstance(group.spec.rdzv_handler, rendezvous.StaticNodes)
+        if is_training() and is_fixed and failures[rank].exitcode < 0:
+            # Ours publish their failures, but one that was killed: without this the others would miss its beats first.
+            store, host = PrefixStore("muster", group.store.underlying_store), socket.gethostname()
+            wrong = f"it {how_ended(failures[rank].exitcode)}"
+            with suppress(TimeoutError, RuntimeError):  # the store is gone
+                within(BRIEFLY_S, lambda: publish(store, group, rank, host, ExitCode.FAILED, wrong))
         return True
 
     def _before_start(self, group: Any) -> None:
@@ -438,7 +442,7 @@ def warn_if_no_group(group: Any) -> None:
         )
 
 
-def try_briefly(ask: Callable[[], object]) -> None:
+def try_briefly(ask: Callable[[], None]) -> None:
     """Asks a store that may be gone, and then answers nobody: for BRIEFLY_S at most, and whatever it has met."""
     with suppress(Exception):
         within(BRIEFLY_S, ask)

@@ -26,7 +26,7 @@ class Job:
         num_nodes: how many there are; None where nothing tells.
         slots: how many processes the scheduler planned for each host; empty where it doesn't say.
         gpus_on_node: GPUs that the scheduler says this node has for the job; None where it doesn't say.
-        gpu_ids: the numbers of these on the node, where it says them.
+        gpu_ids: how the scheduler names these, by number or UUID; empty where it doesn't.
         cpus_on_node: likewise CPUs.
         default_threads: OMP_NUM_THREADS as the scheduler itself sets it; None where it is the user's if it is there.
         start_time: when the job started, in unix seconds; None where nothing tells.

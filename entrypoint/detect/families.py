@@ -146,7 +146,7 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
 
             return replace(first.found, launch=flux.launch(first.found.num_nodes)), ()
         return first.found, ()
-    # The same id: Grid Engine's slurm-shim has an srun of its own, and plugins of Slurm set PBS's names.
+    # Two with one id are one job: Grid Engine's slurm-shim sets Slurm's names, and plugins of Slurm set PBS's.
     if isinstance(first.found, Job) and len({candidate.seen.partition("=")[2] for candidate in candidates}) == 1:
         return first.found, tuple(f"{other.name} ({other.seen}): the same job" for other in others)
     if first.name == "flux" and isinstance(first.found, Job) and all(_holds_flux(other, env) for other in others):

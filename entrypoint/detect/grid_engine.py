@@ -55,7 +55,7 @@ def job(env: Environment) -> Job | None:
     hosts = ",".join(slots)
     # The site names its map of GPUs: gpu, gpu_card, NVIDIA_GPUS, cuda; and may have others, such as gpu_mem.
     is_map = re.compile(r"SGE_HGR_(\w+_)?(n?gpus?|cuda)(_cards?)?", re.IGNORECASE).fullmatch
-    gpus = next((env[name] for name in sorted(env) if is_map(name)), "").split()
+    gpus = next((env[name] for name in sorted(env) if is_map(name) and env[name].strip()), "").split()
     return Job(
         scheduler="grid_engine",
         job_id=job_id if task == "undefined" else f"{job_id}.{task}",
@@ -65,7 +65,7 @@ def job(env: Environment) -> Job | None:
         slots=tuple(slots.values()),
         cpus_on_node=read.cpus(slots),
         gpus_on_node=len(gpus) or None,
-        gpu_ids=tuple(gpus),
+        gpu_ids=tuple(dict.fromkeys(gpus)),
         # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
         launch=f"for host in {hosts.replace(',', ' ')}; do qrsh -inherit $host "
         f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={hosts} \"{{quoted}} & done; wait",

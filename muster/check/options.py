@@ -14,7 +14,7 @@ WAIT = option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1,
 class DoctorOptions:
     """What `muster doctor` looks at, and how it answers."""
 
-    quick: Annotated[bool, option("--quick", help="What takes seconds, as `train --preflight`.", panel=WHAT)] = False
+    quick: Annotated[bool, option("--quick", help="Only what takes seconds, as for --preflight.", panel=WHAT)] = False
     checkpoint_dir: Annotated[str, option("--checkpoint-dir", help="The folder for checkpoints.", panel=WHAT)] = "runs"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="What trainings will run on.", panel=WHAT)] = "auto"
     timeout_s: Annotated[int, WAIT] = 60
@@ -33,7 +33,7 @@ class BenchOptions:
             panel=WHAT,
         ),
     ] = "all"
-    backend: Annotated[Literal["auto", "nccl", "gloo"], option(help="nccl on GPUs, gloo on CPUs.", panel=WHAT)] = "auto"
+    backend: Annotated[Literal["auto", "nccl", "gloo"], option(help="auto: nccl on GPUs.", panel=WHAT)] = "auto"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="Where the buffers are.", panel=WHAT)] = "auto"
     min_size: Annotated[str | None, option(help="The smallest message: 1K, 4M, 1G. Default: 1K.", panel=WHAT)] = None
     max_size: Annotated[str | None, option(help="The largest. Default: 64M by gloo, 1G by nccl.", panel=WHAT)] = None
@@ -43,9 +43,7 @@ class BenchOptions:
     pairwise: Annotated[
         bool, option("--pairwise", help="Every pair of nodes by itself: names the slow link or node.", panel=WHAT)
     ] = False
-    allow_tcp: Annotated[
-        bool, option("--allow-tcp", help="TCP is no failure where RDMA was to be expected.", panel=WHAT)
-    ] = False
+    allow_tcp: Annotated[bool, option("--allow-tcp", help="TCP in place of RDMA is no failure.", panel=WHAT)] = False
     timeout_s: Annotated[int, WAIT] = 300
     baseline: Annotated[
         str | None,

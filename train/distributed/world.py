@@ -72,6 +72,7 @@ class RankStatus:
         compiles: whether kernels are compiled in the first step.
         lost_peer: whether a connection of this rank broke, so that another rank may be dead.
         folder: where this rank's stacks go; None until the run's folder is known.
+        end_reported: whether it has said that another rank's failure ends it.
     """
 
     ticks: int = 0
@@ -80,6 +81,7 @@ class RankStatus:
     has_stepped: bool = False
     compiles: bool = False
     lost_peer: bool = False
+    end_reported: bool = False
     folder: Path | None = None
 
     def enter(self, phase: str) -> None:

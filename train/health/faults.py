@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from muster import interruption
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 from muster.train.reporting import console
@@ -94,7 +95,8 @@ class Watch:
             end_soon(fault.code, GRACE_S, lambda: self._report(fault))
 
     def _report(self, fault: Fault) -> None:
-        report_end(self.world, fault, is_shown=fault.code != ExitCode.INTERRUPTED or fault.host != self.world.host)
+        is_elsewhere = fault.host != self.world.host and not interruption.current.has_come
+        report_end(self.world, fault, is_shown=fault.code != ExitCode.INTERRUPTED or is_elsewhere)
         # By this connection: a blocked wait of the trainer's holds its own.
         leave(self.world, self.store, failed=True, main=False)
 
@@ -128,10 +130,12 @@ def publish(world: World, fault: Fault, store: Any) -> Fault:
 
 
 def report_end(world: World, fault: Fault, *, is_shown: bool) -> None:
-    """Reports that another rank's `fault` ends this one: in its log; where `is_shown`, once for all ranks of a host."""
-    report = console.notify if is_shown and world.local_rank == 0 else console.log_line
-    report(f"rank {world.rank} on {world.host} ends: {fault}")
-    console.report_to_agent(RankReport.ERROR_SHOWN)
+    """Reports once that another rank's `fault` ends this one: in the log; where `is_shown`, once for its host."""
+    if not world.status.end_reported:
+        world.status.end_reported = True
+        report = console.notify if is_shown and world.local_rank == 0 else console.log_line
+        report(f"rank {world.rank} on {world.host} ends: {fault}")
+        console.report_to_agent(RankReport.ERROR_SHOWN)
 
 
 def leave(world: World, store: Any, *, failed: bool, main: bool) -> None:
