@@ -86,8 +86,8 @@ class Process:
             fault = faults.publish(self.world, fault, self.world.store)
             has_said = self.heartbeat is not None and self.heartbeat.is_over
             if (fault.rank != self.world.rank or has_said) and not DEBUG:
-                # That rank, or this one's heartbeat, has said what is wrong: more from others on its host, or from such
-                # as failed by themselves, would only bury it.
+                # That rank, or this one's heartbeat, has said what is wrong. A rank that lost it says so where it is on
+                # another host, which may have a terminal of its own; more would only bury it.
                 console.log_line(trace)
                 is_news = is_echo and not has_said and fault.host != self.world.host
                 faults.report_end(self.world, fault, is_shown=is_news)

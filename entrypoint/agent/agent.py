@@ -327,13 +327,13 @@ class Agent(LocalElasticAgent):
         if failures:
             self._status.stopped |= {pid for pid, code in found.values() if code is None}
         rank = cause_of(failures)
-        if rank is None or self._status.warning:  # which reaches all nodes
+        if rank is None or self._status.warning:  # a warning reaches all nodes
             return True
         if not is_ours() and self._nodes:
             self._status.elsewhere = self._nodes.publish_failures(failures)
         is_fixed = isinstance(group.spec.rdzv_handler, rendezvous.StaticNodes)
         if is_training() and is_fixed and failures[rank].exitcode < 0:
-            # Ours publish their failures, but one that was killed: without this the others would miss its beats first.
+            # A trainer that is killed publishes nothing: without this, the others end when they miss its heartbeat.
             store, host = PrefixStore("muster", group.store.underlying_store), socket.gethostname()
             wrong = f"it {how_ended(failures[rank].exitcode)}"
             with suppress(TimeoutError, RuntimeError):  # the store is gone

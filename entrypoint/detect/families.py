@@ -147,7 +147,7 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
             return replace(first.found, launch=flux.launch(first.found.num_nodes)), ()
         return first.found, ()
     # Two with one id are one job: Grid Engine's slurm-shim sets Slurm's names, and plugins of Slurm set PBS's.
-    if isinstance(first.found, Job) and len({candidate.seen.partition("=")[2] for candidate in candidates}) == 1:
+    if isinstance(first.found, Job) and {each.seen.partition("=")[2] for each in candidates} == {first.found.job_id}:
         return first.found, tuple(f"{other.name} ({other.seen}): the same job" for other in others)
     if first.name == "flux" and isinstance(first.found, Job) and all(_holds_flux(other, env) for other in others):
         return first.found, tuple(f"{other.name} ({other.seen}): {first.seen} runs inside it" for other in others)
