@@ -239,9 +239,7 @@ class EnvOptions:
         given = {"--docker-args": self.docker_args, "--apptainer-args": self.apptainer_args, "--format": self.format}
         names = [name for name, value in given.items() if value]
         if len(names) > 1:
-            raise MusterError(
-                "muster env prints one thing at a time", seen=" ".join(names), fix=f"muster env {names[0]}"
-            )
+            raise MusterError("muster env prints only one thing", seen=" ".join(names), fix=f"muster env {names[0]}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,8 +68,8 @@ class Process:
 
     def answer(self, error: BaseException) -> int:
         """Says what happened, to the user and to the other ranks; returns the exit code."""
-        trace, is_echo = "".join(traceback.format_exception(error)).rstrip("\n"), faults.is_echo(error)
-        if not DEBUG and is_echo:
+        trace = "".join(traceback.format_exception(error)).rstrip("\n")
+        if not DEBUG and faults.is_echo(error):
             console.log_line(trace)
             if self.heartbeat is not None:
                 self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
@@ -84,13 +84,11 @@ class Process:
         if not isinstance(error, SharedFault):
             fault = Fault(self.world.rank, self.world.host, code, wrong.partition("\n")[0])
             fault = faults.publish(self.world, fault, self.world.store)
-            has_said = self.heartbeat is not None and self.heartbeat.is_over
-            if (fault.rank != self.world.rank or has_said) and not DEBUG:
-                # That rank, or this one's heartbeat, has said what is wrong. A rank that lost it says so where it is on
-                # another host, which may have a terminal of its own; more would only bury it.
+            if (fault.rank != self.world.rank or self.world.status.end_reported) and not DEBUG:
+                # That rank, or this one's heartbeat, has said what is wrong. Another host, which may have a terminal of
+                # its own, gets one line; more would only bury it.
                 console.log_line(trace)
-                is_news = is_echo and not has_said and fault.host != self.world.host
-                faults.report_end(self.world, fault, is_shown=is_news)
+                faults.report_end(self.world, fault, is_shown=fault.host != self.world.host)
                 return fault.code
         if isinstance(error, KeyboardInterrupt) and not DEBUG:
             console.log_line("interrupted")

@@ -30,9 +30,7 @@ FabricName = Annotated[
     str, typer.Option("--fabric", envvar="MUSTER_FABRIC", help="auto, infiniband, slingshot, efa or tcp.")
 ]
 SiteName = Annotated[str, typer.Option("--site", envvar="MUSTER_SITE", help="A site's name or file, auto or off.")]
-Nodes = Annotated[
-    int | None, typer.Option("--nodes", min=1, help="Nodes of the job. Default: this job's; 2 outside of a job.")
-]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes. Default: this job's; 2 outside of a job.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Engine = Annotated[Literal["apptainer", "podman", "docker"], typer.Option("--format", help="The container engine.")]
 

@@ -485,9 +485,7 @@ def find(root: Path, wanted: str = AUTO, fabrics: Mapping[str, Fabric] | None = 
     fabrics = profiles.fabrics() if fabrics is None else fabrics
     here = HostRoot(root)
     if not here.names("/sys/class"):
-        here.note(
-            f"nothing is mounted at {root}/sys: no device of the host can be found; bind its root with all below it"
-        )
+        here.note(f"nothing is mounted at {root}/sys: no device of the host is found; bind its root with all below it")
     devices = fabric_devices(here)
     name, why = _chosen(here, devices, fabrics, wanted)
     return Finding(

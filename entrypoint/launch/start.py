@@ -297,9 +297,7 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
     if is_bound and allocation.job_id is not None and env.is_live:
         has, it = ("one core", "it") if cores == 1 else (f"{cores} cores", "them")
         unbound = f", or {UNBOUND[allocation.launcher]}" if allocation.launcher in UNBOUND else ""
-        notes.append(
-            f"this process has {has}: its ranks and data workers share {it}; ask for more CPUs a task{unbound}"
-        )
+        notes.append(f"this process has {has}: ranks and data workers share {it}; ask for more CPUs a task{unbound}")
     num_cores = max(cores, cpus_on_node or 0)
     if num_ranks > MOST_RANKS_PER_CORE * num_cores:
         notes.append(

@@ -72,7 +72,7 @@ class RankStatus:
         compiles: whether kernels are compiled in the first step.
         lost_peer: whether a connection of this rank broke, so that another rank may be dead.
         folder: where this rank's stacks go; None until the run's folder is known.
-        end_reported: whether it has said that another rank's failure ends it.
+        end_reported: whether it has said why it ends.
     """
 
     ticks: int = 0

@@ -95,7 +95,7 @@ class Watch:
             end_soon(fault.code, GRACE_S, lambda: self._report(fault))
 
     def _report(self, fault: Fault) -> None:
-        is_elsewhere = fault.host != self.world.host and not interruption.current.has_come
+        is_elsewhere = fault.host != self.world.host
         report_end(self.world, fault, is_shown=fault.code != ExitCode.INTERRUPTED or is_elsewhere)
         # By this connection: a blocked wait of the trainer's holds its own.
         leave(self.world, self.store, failed=True, main=False)
@@ -133,7 +133,9 @@ def report_end(world: World, fault: Fault, *, is_shown: bool) -> None:
     """Reports once that another rank's `fault` ends this one: in the log; where `is_shown`, once for its host."""
     if not world.status.end_reported:
         world.status.end_reported = True
-        report = console.notify if is_shown and world.local_rank == 0 else console.log_line
+        # Who got Ctrl-C too is told by its own launch.
+        is_news = is_shown and world.local_rank == 0 and not interruption.current.has_come
+        report = console.notify if is_news else console.log_line
         report(f"rank {world.rank} on {world.host} ends: {fault}")
         console.report_to_agent(RankReport.ERROR_SHOWN)
 

@@ -241,7 +241,7 @@ class Heartbeat:
     def end_orphaned(self, error: MusterError) -> None:
         """Ends this rank, whose launcher is gone, with `error`, and publishes that."""
         self.is_over = True
-        console.report_fatal(error)
+        console.report_fatal(self.world, error)
         # The store may be gone too, and not answer.
         faults.end_soon(ExitCode.FAILED, 2 * faults.GRACE_S)
         faults.publish(self.world, Fault(self.world.rank, self.world.host, ExitCode.FAILED, GONE), self.store)
@@ -337,7 +337,7 @@ class Heartbeat:
             if quiet >= (2 * faults.GRACE_S / BEAT_S + 1 if self.lost else (GONE_S + DUMP_S) / BEAT_S):
                 self.is_over = True
                 seen = self.lost or f"no answer for {quiet * BEAT_S:.0f} s"
-                console.report_fatal(report_lost_store(self.world, seen))
+                console.report_fatal(self.world, report_lost_store(self.world, seen))
                 faults.end_soon(ExitCode.FAILED, 0)
                 return
 
@@ -346,7 +346,7 @@ class Heartbeat:
         first = faults.publish(self.world, fault, self.store)
         self.is_over = True
         if first == fault:
-            console.report_fatal(error)
+            console.report_fatal(self.world, error)
         world, store = self.world, self.store
         faults.end_soon(first.code, faults.GRACE_S, lambda: faults.leave(world, store, failed=True, main=world.main))
 

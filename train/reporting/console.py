@@ -217,8 +217,9 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
         faulthandler.enable(log, all_threads=True)
 
 
-def report_fatal(error: MusterError) -> None:
-    """Prints why this rank ends; its agent need not show the end of its log."""
+def report_fatal(world: World, error: MusterError) -> None:
+    """Prints why the rank of `world` ends; its agent need not show the end of its log."""
+    world.status.end_reported = True
     notify(str(error))
     report_to_agent(RankReport.ERROR_SHOWN)
 

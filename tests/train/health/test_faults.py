@@ -332,3 +332,26 @@ def test_what_ends_a_training_on_one_host_is_told_on_the_others(train, small, tm
     [line] = [line for line in bare(ended[:1]) if "node01" in line]
     assert line.startswith("rank 0 on node00 ends: rank 1 on node01 failed: ")
     assert ("interrupted" if "SIGINT" in ends else "no such thing") in line
+
+
+def test_a_host_that_dies_while_the_ranks_meet_is_told_on_the_others(train, small, tmp_path):
+    """The ranks wait for each other then, and hear of it by what an agent has published (entrypoint/agent/nodes.py)."""
+    before = """
+import dataclasses, os
+from muster.train import process
+from muster.train.health import faults
+read, meet = process.read_environment, process.meet
+host = "node0" + os.environ["RANK"]
+process.read_environment = lambda *words: dataclasses.replace(read(*words), host=host)
+def dies(world, *words):
+    if not world.main:
+        faults.publish(world, faults.Fault(1, host, 1, "its host gave no sign of life"), world.store)
+        world.store.set("left/1", "")
+        os._exit(1)
+    return meet(world, *words)
+process.meet = dies
+"""
+    env = [{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}] * 2
+    ended = train(["ddp", *small, f"--runs-dir={tmp_path}"], 2, before=before, rank_env=dict(enumerate(env)))
+    assert ended[0].code == 1
+    assert bare(ended[:1]) == ["rank 0 on node00 ends: rank 1 on node01 failed: its host gave no sign of life"]
