@@ -94,7 +94,7 @@ class Process:
             console.log_line("interrupted")
         elif DEBUG or not isinstance(error, MusterError):
             console.notify(trace)
-        elif not isinstance(error, SharedFault) or self.world.main:
+        elif not isinstance(error, SharedFault) or self.world.main or console.has_terminal(self.world):
             console.notify(str(error))
         if isinstance(error, MusterError):
             console.report_to_agent(RankReport.ERROR_SHOWN)

@@ -146,6 +146,11 @@ def notify(text: str) -> None:
         _outputs.console.write(text)
 
 
+def has_terminal(world: World) -> bool:
+    """Whether the rank of `world` speaks for its node in a terminal, as by hand: it does not show what rank 0 prints."""
+    return world.local_rank == 0 and os.isatty(2 if _outputs.console is None else _outputs.console.descriptor)
+
+
 def log_line(text: str) -> None:
     """Writes a line to the log alone; nowhere where there is none yet."""
     if _outputs.log is not None:

@@ -334,6 +334,16 @@ def test_what_ends_a_training_on_one_host_is_told_on_the_others(train, small, tm
     assert ("interrupted" if "SIGINT" in ends else "no such thing") in line
 
 
+def test_each_terminal_shows_what_is_wrong_on_all(train, small, tmp_path):
+    """As by hand, where each node has a terminal; in a job rank 0 prints it for all."""
+    before = "import os; os.isatty = lambda _: True"
+    argv = ["ddp", *small, f"--runs-dir={tmp_path}", "--resume=nothing"]
+    ended = train(argv, 2, before=before, rank_env=dict.fromkeys(range(2), {"LOCAL_RANK": "0"}))
+    assert [rank.code for rank in ended] == [2, 2]
+    assert ended[0].err == ended[1].err != ""
+    assert len(bare(ended[:1])) == 3
+
+
 def test_a_host_that_dies_while_the_ranks_meet_is_told_on_the_others(train, small, tmp_path):
     """The ranks wait for each other then, and hear of it by what an agent has published (entrypoint/agent/nodes.py)."""
     before = """
