@@ -107,9 +107,7 @@ class LaunchOptions:
         match = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", str(self.nnodes))
         low, high = (int(match[1]) if match and match[1] else None, int(match[2]) if match else 0)
         if high < 1 or (low is not None and not 1 <= low <= high):
-            raise MusterError(
-                "--nnodes is a number of nodes from 1, or MIN:MAX", seen=f"--nnodes={self.nnodes}", fix="--nnodes 2"
-            )
+            raise MusterError("--nnodes is 1 or more, or MIN:MAX", seen=f"--nnodes={self.nnodes}", fix="--nnodes 2")
         return low, high
 
 

@@ -253,6 +253,11 @@ class Agent(LocalElasticAgent):
                 self._remaining_restarts -= 1
                 notify(f"muster: a node that had come is gone: the others meet again ({str(error).splitlines()[0]})")
 
+    def _assign_worker_ranks(self, *place: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        torchs: Any = super()
+        # In another thread: inside torch, which asks the store of other nodes, this one would hear of no signal.
+        return within(FOR_EVER_S, lambda: torchs._assign_worker_ranks(*place))
+
     def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()
         if not self._note_ends(worker_group):

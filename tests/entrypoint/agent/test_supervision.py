@@ -290,6 +290,8 @@ def quick(self, spec, exit_barrier_timeout, *others, **named):
 SimpleElasticAgent.__init__ = quick
 if "DIES_AS_THEY_MEET" in os.environ:
     SimpleElasticAgent._assign_worker_ranks = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+if "STAYS_AS_THEY_MEET" in os.environ:
+    SimpleElasticAgent._assign_worker_ranks = lambda *_: (open("meets", "w").close(), time.sleep(60))
 open("loaded" + os.environ["NODE"], "w").close()
 end = time.monotonic() + 60
 while not (os.path.exists("loaded0") and os.path.exists("loaded1")) and time.monotonic() < end:
@@ -354,7 +356,8 @@ def two_nodes(
         for node in range(2)
     ]
     try:
-        for rank, node in enumerate(nodes[:1] if second else nodes):
+        begin = 0 if "STAYS_AS_THEY_MEET" in second else 1 if second else 2
+        for rank, node in enumerate(nodes[:begin]):
             assert node.stdout is not None
             first = node.stdout.readline()
             assert first == ("works\n" if str(rank) in words else "is done\n"), first or node.communicate(timeout=60)
@@ -421,3 +424,15 @@ def test_nodes_go_on_without_one_that_ends_while_they_meet(tmp_path: Path) -> No
         said = nodes[0].communicate(timeout=30)[1]
         assert nodes[0].returncode == 0, said
         assert "a node that had come is gone: the others meet again" in said
+
+
+@pytest.mark.full
+def test_a_node_hears_of_signals_while_it_waits_for_one_that_had_come(tmp_path: Path) -> None:
+    with two_nodes(tmp_path, "01", ELASTIC, STAYS_AS_THEY_MEET="1") as nodes:
+        end = time.monotonic() + 60
+        while not (tmp_path / "meets").exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(1)  # the first one asks the store for what the second has not written
+        nodes[0].terminate()
+        assert nodes[0].wait(15) == 1
