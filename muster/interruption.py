@@ -52,7 +52,7 @@ def start(command: str, *, is_silent: bool = False) -> None:
     Who ignores SIGINT (nohup, a shell's background) goes on ignoring it.
     """
     current.command, current.is_silent = command, is_silent
-    # Else Python gives SIGINT its default answer back while it ends: a signal in place of the code.
+    # Else Python gives them their default answers back while it ends: a signal in place of the code.
     atexit.register(finish)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, end)
@@ -69,8 +69,9 @@ def start_rank(command: str) -> None:
 
 
 def finish() -> None:
-    """From now on SIGINT changes nothing: this process has done its work and ends, with a code of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """From now on neither SIGINT nor a scheduler's warning changes how this process, which has done its work, ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def hold() -> None:

@@ -54,12 +54,11 @@ def test_a_process_that_is_held_in_c_or_clears_up_for_ever_has_a_deadline() -> N
         assert (done.returncode, done.stderr) == (130, LINE)
 
 
-def test_one_that_comes_while_python_ends_leaves_the_code() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_one_that_comes_while_python_ends_leaves_the_code(number: int) -> None:
     """Modules are emptied after Python has given signals their default answers back."""
-    last = (
-        "class A:\n    def __del__(self, kill=os.kill, pid=os.getpid()):\n        kill(pid, 2)\na = A()\nsys.exit(2)\n"
-    )
-    done = ran(last)
+    last = "class A:\n    def __del__(self, kill=os.kill, pid=os.getpid()):\n"
+    done = ran(f"{last}        kill(pid, {int(number)})\na = A()\nsys.exit(2)\n")
     assert (done.returncode, done.stderr) == (2, "")
 
 
