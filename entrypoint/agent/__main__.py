@@ -65,8 +65,8 @@ _LOGGERS = (
     "torch.multiprocessing.spawn", "torch.numa.binding",
 )  # fmt: skip
 _REPORTED_BELOW = (
-    "Sending process %s closing signal %s", "Closing process %s via signal %s", "Terminating process %s via signal",
-    "failed (exitcode: %s)", "Received %s death signal", "Failed to apply NUMA binding", "Unable to shutdown process",
+    "Sending process %s closing", "Closing process %s via", "Terminating process %s via", "failed (exitcode: %s)",
+    "Received %s death", "Failed to apply NUMA", "Unable to shutdown process", "Error waiting on exit barrier",
 )  # fmt: skip
 
 

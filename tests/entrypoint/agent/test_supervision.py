@@ -403,6 +403,35 @@ def test_who_is_done_waits_for_those_who_still_work(tmp_path: Path, options: lis
 
 
 @pytest.mark.full
+def test_who_is_done_ends_in_order_where_the_node_of_the_store_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WORKS)
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    argv = [*AGENT, *FIXED, f"--master-port={free_port()}", "--nproc-per-node=1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    nodes = [
+        subprocess.Popen(
+            [*argv, f"--node-rank={node}", "script.py", "0"],
+            cwd=tmp_path,
+            env={**kept, "PYTHONPATH": str(ROOT)},
+            text=True,
+            **pipes,
+        )
+        for node in range(2)
+    ]
+    try:
+        assert nodes[1].stdout is not None
+        assert nodes[1].stdout.readline() == "is done\n"
+        time.sleep(1)  # it waits for the other
+        nodes[0].kill()
+        said = nodes[1].communicate(timeout=60)[1]
+        assert (nodes[1].returncode, "Traceback" in said) == (0, False), said
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
+
+
+@pytest.mark.full
 def test_nodes_go_on_without_one_that_is_silent(tmp_path: Path) -> None:
     """Also where its rank's end is seen by no other, as those of a rank that waits for the others before it trains."""
     with two_nodes(tmp_path, "01", ELASTIC) as nodes:
