@@ -86,7 +86,7 @@ def find(runs: Sequence[Run]) -> tuple[list[Scaling], list[str]]:
             left_out[run.label] = "its summary has no rate, world or batch"
         else:
             usable.append(run)
-    if len({run.world_size for run in usable}) < 2:
+    if len({run.world_size for run in runs} - {None}) < 2:
         return [], []
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in usable:
