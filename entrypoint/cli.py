@@ -202,9 +202,7 @@ def _export(
 
 
 def _pack(
-    folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="FOLDER/CLASS/IMAGE, or with train/ and val/ above CLASS.")
-    ],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="CLASS/IMAGE in it, or train/ and val/ above CLASS.")],
     out: Annotated[str, typer.Argument(metavar="OUT", help="A new folder for the tar files.")],
     shard_mb: Annotated[int, typer.Option(help="Largest size of a tar file, in MB.", min=1)] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of the images' random order.", min=0)] = 0,

@@ -363,7 +363,7 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
     for word in program.words[1:]:
         found = re.match(r"--((nproc.per|nnodes|node.rank|master.addr|master.port|rdzv|standalone)[\w-]*)", word)
         if found and not re.search(re.sub("[-_]", "[-_]", found[1]), text):
-            notes.append(f"{name} gets {found[0]}, which stands after it; those of muster run stand before the script")
+            notes.append(f"{name} gets {found[0]}, which stands after it; muster run's options stand before the script")
     # DeepSpeed's scripts have the option too, and it reads the variable.
     if (found := re.search(r"--local[_-]rank\b", text)) and not re.search("LOCAL_RANK|deepspeed", text):
         notes.append(f"{name} takes {found[0]}, which no rank is given: let it read LOCAL_RANK, as under torchrun")

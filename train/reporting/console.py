@@ -148,7 +148,8 @@ def notify(text: str) -> None:
 
 def has_terminal(world: World) -> bool:
     """Whether the rank of `world` speaks for its node in a terminal, as by hand: one that rank 0 may not print to."""
-    return world.local_rank == 0 and os.isatty(2 if _outputs.console is None else _outputs.console.descriptor)
+    lines: Lines | None = _outputs.console or getattr(sys.stderr, "lines", None)
+    return world.local_rank == 0 and os.isatty(2 if lines is None else lines.descriptor)
 
 
 def log_line(text: str) -> None:

@@ -462,6 +462,6 @@ def test_a_node_hears_of_signals_while_it_waits_for_one_that_had_come(tmp_path: 
         while not (tmp_path / "meets").exists():
             assert time.monotonic() < end
             time.sleep(0.05)
-        time.sleep(1)  # the first one asks the store for what the second has not written
+        time.sleep(3)  # the first one, which looks each second, asks the store for what the second has not written
         nodes[0].terminate()
         assert nodes[0].wait(15) == 1

@@ -194,6 +194,28 @@ def test_a_rank_of_open_mpi_in_a_job_draws_no_bars_into_the_jobs_file(monkeypatc
 
 
 @pytest.mark.process
+def test_a_rank_knows_its_terminal_though_its_lines_go_to_the_log(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from muster.train.distributed.world import World
+from muster.train.reporting import console
+for all_ranks in (False, True):
+    pid = os.fork()
+    if not pid:
+        world = World(rank=1, world_size=2)
+        console.open_log(Path("run"), world, "train ddp", all_ranks=all_ranks)
+        os._exit(not console.has_terminal(world))
+    if os.waitpid(pid, 0)[1]:
+        sys.exit(f"not with {all_ranks=}")
+"""
+    here, there = pty.openpty()
+    with os.fdopen(there, "w") as screen, os.fdopen(here):
+        argv = [sys.executable, "-c", code]
+        assert subprocess.run(argv, env=environment(), cwd=tmp_path, stderr=screen, timeout=100).returncode == 0
+
+
+@pytest.mark.process
 def test_a_console_that_takes_nothing_ends_no_training(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "muster.train", "single", *SHORT, "--name=run", f"--runs-dir={tmp_path}"]
     with open("/dev/full", "w") as full:
