@@ -107,7 +107,9 @@ class LaunchOptions:
         match = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", str(self.nnodes))
         low, high = (int(match[1]) if match and match[1] else None, int(match[2]) if match else 0)
         if high < 1 or (low is not None and not 1 <= low <= high):
-            raise MusterError("--nnodes is 1 or more, or MIN:MAX", seen=f"--nnodes={self.nnodes}", fix="--nnodes 2")
+            raise MusterError(
+                "--nnodes is a number of nodes from 1, or MIN:MAX", seen=f"--nnodes={self.nnodes}", fix="--nnodes 2"
+            )
         return low, high
 
 
@@ -119,9 +121,7 @@ class ProgramOptions:
     no_python: Annotated[bool, _launch("--no-python", help="SCRIPT is a program, not run by python.")] = False
     framework: Annotated[
         Literal["torch", "jax", "tensorflow"],
-        _launch(
-            help="Whose variables are set. For jax and tensorflow SCRIPT is a whole command, run once for each task."
-        ),
+        _launch(help="Whose variables are set. For jax and tensorflow SCRIPT is a whole command, run once per task."),
     ] = "torch"
 
 
