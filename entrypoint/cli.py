@@ -121,9 +121,9 @@ def _trainings(act: Callable[[str, LaunchOptions, Options, ConfigFile], None] = 
     )
     for strategy, text in STRATEGIES.items():
         _detailed(app, strategy, text)(command(partial(act, strategy), LaunchOptions, Options, ConfigFile))
-    app.command("export", help="Write a run's weights as one plain file, for torch.load.")(_export)
-    app.command("pack", help="Put images into few tar files, for --data shards:FOLDER.")(_pack)
-    app.command("selftest", help="Train here with each strategy, and compare: PASS or FAIL.")(_selftest)
+    app.command("export", cls=Command, help="Write a run's weights as one plain file, for torch.load.")(_export)
+    app.command("pack", cls=Command, help="Put images into few tar files, for --data shards:FOLDER.")(_pack)
+    app.command("selftest", cls=Command, help="Train here with each strategy, and compare: PASS or FAIL.")(_selftest)
     return app
 
 
@@ -220,10 +220,7 @@ def _selftest(
 
 
 def _report(
-    runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUN", help="Runs' folders, folders with runs in them, or summary.json files."),
-    ],
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, folders of runs, or summary.json files.")],
     output: Annotated[
         str | None, typer.Option(help="The report's folder. Default: report in the one folder given, or else here.")
     ] = None,
@@ -276,18 +273,18 @@ def _commands() -> typer.Typer:
     _detailed(app, "doctor", doctor)(command(partial(_start_check, "doctor"), LaunchOptions, DoctorOptions))
     bench = "Measure how fast ranks reach each other, and by which network."
     _detailed(app, "bench", bench)(command(partial(_start_check, "bench"), LaunchOptions, BenchOptions))
-    app.command("report", help="Show what runs measured, and how they scale, on one page.")(_report)
+    app.command("report", cls=Command, help="Show what runs measured, and how they scale, on one page.")(_report)
     site = Annotated[str, typer.Argument(metavar="SITE", help="A site's profile, by name or file; or list.")]
     last = typer.Argument(metavar="-- COMMAND", help="What runs on each node. Default: train ddp.")
-    app.command("job", help="Print a job script for a site; 'muster job list' names them.")(
+    app.command("job", cls=Command, help="Print a job script for a site; 'muster job list' names them.")(
         command(_job, JobOptions, site=site, command=Annotated[list[str] | None, last])
     )
-    app.command("site", help="Show what is known of this site, or what a profile says.")(site_commands.site)
+    app.command("site", cls=Command, help="Show what is known of this site, or a profile says.")(site_commands.site)
     fabric_commands.add_to(app)
     _detailed(app, "env", "Print variables for other frameworks, or a container's options.")(
         command(_env, LaunchOptions, EnvOptions)
     )
-    app.command("version", help="Show what is installed, and the libraries that torch loads.")(_version)
+    app.command("version", cls=Command, help="Show what is installed, and the libraries that torch loads.")(_version)
     return app
 
 

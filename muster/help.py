@@ -37,19 +37,20 @@ LEAST_COLUMNS, MOST_COLUMNS = 40, 100
 
 
 class Command(TyperCommand):
-    """A command with many options. Its `epilog` has examples, one a line."""
+    """A command. Its `epilog` has examples, one a line; one with few options has no `--help-all`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help text for a terminal of this width."""
         columns = max(LEAST_COLUMNS, min(shutil.get_terminal_size().columns, MOST_COLUMNS))
-        is_all = NAMES[-1] in sys.argv
+        is_all = NAMES[-1] in sys.argv or NAMES[-1] not in ctx.help_option_names
         for line in _lines(self, ctx, columns, is_all):
             formatter.write(line + "\n")
 
 
 def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Iterator[str]:
-    arguments = [(each.metavar or each.name).upper() for each in ctx.command.params if each.param_type_name != "option"]
-    yield " ".join([f"Usage: {ctx.command_path} [OPTIONS]", *arguments])
+    arguments = [each for each in ctx.command.params if each.param_type_name != "option"]
+    names = [each.metavar if each.required else f"[{each.metavar}]" for each in arguments]
+    yield " ".join([f"Usage: {ctx.command_path} [OPTIONS]", *names])
     yield ""
     yield from textwrap.wrap(command.help or "", columns)
     if command.epilog:
@@ -60,7 +61,7 @@ def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Itera
     of_others = {name for name in OF_STRATEGY if name != command.name}
     options = [each for each in options if each.rich_help_panel not in of_others]
     shown = [each for each in options if is_all or _is_brief(each)]
-    groups: dict[str, list[Any]] = {}
+    groups: dict[str, list[Any]] = {"Arguments": arguments} if arguments else {}
     for parameter in shown:
         groups.setdefault(parameter.rich_help_panel or "Options", []).append(parameter)
     for heading in sorted(groups, key=lambda heading: heading.startswith(LAUNCH)):
@@ -80,7 +81,7 @@ def _is_brief(parameter: Any) -> bool:
 
 def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
     """The option's name and its help beside it; below it where the name is long."""
-    names = [", ".join(parameter.opts)]
+    names = [", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.metavar]
     # What turns off a flag that is off anyway is for those who turn it on in a file.
     if parameter.default is not False:
         names += parameter.secondary_opts
@@ -89,7 +90,7 @@ def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
     if not is_all:  # up to the first full stop or semicolon
         words = re.split(r"[.;] ", words, maxsplit=1)[0].rstrip(".") + "."
     default = parameter.default
-    if default not in (None, "") and not parameter.is_flag:
+    if default not in (None, "") and _values(parameter):
         words += f" [{default:g}]" if isinstance(default, float) else f" [{default}]"
     if is_all and parameter.envvar:
         words += f" [{parameter.envvar}]"
@@ -103,7 +104,8 @@ def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
 
 def _values(parameter: Any) -> str:
     """What an option takes: its choices, or N for a whole number, X for another, TEXT."""
-    if parameter.is_flag:
+    if parameter.param_type_name != "option" or parameter.is_flag:
         return ""
     kind = parameter.type_descriptor.annotation
-    return "|".join(get_args(kind)) or {int: "N", float: "X"}.get(kind, "TEXT")
+    choices = "|".join(each for each in get_args(kind) if isinstance(each, str))
+    return parameter.metavar or choices or {int: "N", float: "X"}.get(kind, "TEXT")

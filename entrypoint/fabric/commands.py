@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ from muster.entrypoint.detect import families
 from muster.entrypoint.fabric import AUTO, HOST_ROOT, OFF, TCP, Need
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import ExitCode, MusterError, one_line
+from muster.help import Command
 
 if TYPE_CHECKING:
     from muster.entrypoint.fabric.find import Finding
@@ -38,10 +40,11 @@ Engine = Annotated[Literal["apptainer", "podman", "docker"], typer.Option("--for
 def add_to(app: typer.Typer) -> None:
     """Adds the command to `muster`."""
     fabric = typer.Typer(help="The host's network in the container: what there is, what fits.", no_args_is_help=True)
-    fabric.command("find", help="Show the host's devices and interfaces; its root is mounted at /host.")(_find)
-    fabric.command("plan", help="Show which of the host's libraries fit into this image, or why not.")(_plan)
-    fabric.command("binds", help="Print an engine's options for the host's libraries, without /host.")(_binds)
-    fabric.command("check", help="Load NCCL's network plugin, and show which networks it can use.")(_check)
+    command = partial(fabric.command, cls=Command)
+    command("find", help="Show the host's devices and interfaces; its root is mounted at /host.")(_find)
+    command("plan", help="Show which of the host's libraries fit into this image, or why not.")(_plan)
+    command("binds", help="Print an engine's options for the host's libraries, without /host.")(_binds)
+    command("check", help="Load NCCL's network plugin, and show which networks it can use.")(_check)
     app.add_typer(fabric, name="fabric")
 
 

@@ -22,9 +22,7 @@ def site(
         str | None, typer.Argument(metavar="NAME|FILE|list", help="A site's name or file. Default: this site.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
-    env_file: Annotated[
-        str | None, typer.Option("--env-file", help="Recognise the site of a recorded environment, not of this one.")
-    ] = None,
+    env_file: Annotated[str | None, typer.Option("--env-file", help="The site of a recorded environment.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """`muster site`."""

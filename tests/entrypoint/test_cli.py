@@ -283,6 +283,31 @@ def test_all_options_are_shown_on_request_and_fit_80_columns(command: Run, words
         assert {"--lr-end", "--hang-timeout", "--cpu-offload", "--replicate"} <= shown
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("train export", {"RUN", "--to"}),
+        ("train pack", {"FOLDER", "OUT", "--shard-mb"}),
+        ("train selftest", {"--ranks"}),
+        ("muster job", {"SITE", "-- COMMAND", "--nodes", "--device", "[1:00:00]"}),
+        ("muster site", {"NAME|FILE|list", "--env-file"}),
+        ("muster report", {"RUN...", "--output"}),
+        ("muster version", {"--json"}),
+        ("muster fabric binds", {"--format apptainer|podman|docker", "--root FOLDER", "[/host]"}),
+    ],
+)
+def test_the_help_of_commands_with_few_options_looks_as_that_of_trainings(
+    command: Run, words: str, shown: set[str]
+) -> None:
+    answer = command(*words.split(), "-h", env={"COLUMNS": "80"})
+    lines = answer.stdout.splitlines()
+    assert lines[0].startswith(f"Usage: {words} [OPTIONS]")
+    assert max(map(len, lines)) <= 80
+    for name in shown:
+        assert re.search(rf"^  {re.escape(name)}( |$)|{re.escape(name)}$", answer.stdout, re.M), (name, answer.stdout)
+    assert not {"─", "<"} & set(answer.stdout)  # typer's own has boxes, and <int range> for a number
+
+
 def test_help_on_a_narrow_terminal_is_all_there(command: Run) -> None:
     answer = command("train", "ddp", "--help", env={"COLUMNS": "20"})
     assert answer.returncode == 0, answer.stderr
