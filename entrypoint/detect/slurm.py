@@ -44,9 +44,7 @@ CGROUP = re.compile(r"/[\w.-]*slurm[\w.-]*/(?:uid_\d+/)?job_\d+")
 MOUNT = re.compile(r"/slurmd/(?:[^/\s]+/)?job\d+(?:/|$)")
 PARENT = re.compile(r"^(slurmstepd|salloc)$")
 
-FIX_JOB = (
-    "start from a fresh job: `sbatch SCRIPT`, in it `srun ... {command}`, without setting SLURM_ variables by hand"
-)
+FIX_JOB = "start from a fresh job: `sbatch SCRIPT`, in it `srun ... {command}`, setting no SLURM_ variables by hand"
 FIX_TASK = "start the command by srun inside the job: `srun --ntasks-per-node=1 -n $SLURM_NNODES {command}`"
 FIX_SHELL = (
     "start the command by srun: `srun --overlap --ntasks-per-node=1 -n $SLURM_NNODES {command}`; "

@@ -367,6 +367,10 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
     # DeepSpeed's scripts have the option too, and it reads the variable.
     if (found := re.search(r"--local[_-]rank\b", text)) and not re.search("LOCAL_RANK|deepspeed", text):
         notes.append(f"{name} takes {found[0]}, which no rank is given: let it read LOCAL_RANK, as under torchrun")
+    # Under torchrun too.
+    on_cpus = allocation.world_size > 1 and not allocation.gpus_seen and "ACCELERATE_USE_CPU" not in env
+    if on_cpus and re.search(r"\b(Accelerator|TrainingArguments)\b", text) and "cpu=True" not in text:
+        notes.append(f"{name} uses Accelerate, whose ranks each train alone on CPUs: set ACCELERATE_USE_CPU=true")
     return tuple(notes)
 
 

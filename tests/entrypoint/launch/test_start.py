@@ -254,6 +254,10 @@ OPTION = "parser.add_argument('--local_rank', type=int, required=True)"
         (SPAWNS, "c_srun_N2_2per.node01.0", "one task on each node"),
         (OPTION, "b_srun_N2_1per.node01.0", "LOCAL_RANK"),
         (f"{OPTION} # LOCAL_RANK", "b_srun_N2_1per.node01.0", None),
+        ("accelerator = Accelerator()", "b_srun_N2_1per.node01.0", "ACCELERATE_USE_CPU=true"),
+        ("accelerator = Accelerator()", "c_srun_N2_2per.node01.0", "ACCELERATE_USE_CPU=true"),
+        ("arguments = TrainingArguments('runs')", "b_srun_N2_1per.node01.0", "ACCELERATE_USE_CPU=true"),
+        ("arguments = TrainingArguments('runs', use_cpu=True)", "b_srun_N2_1per.node01.0", None),
         ("import torch", "b_srun_N2_1per.node01.0", None),
         (None, "b_srun_N2_1per.node01.0", None),
     ],
@@ -276,6 +280,23 @@ def test_a_script_that_is_the_only_rank_of_its_task_may_read_the_tasks_number(tm
     one = LaunchOptions(nproc_per_node="1")
     found = planned(recorded("b_srun_N2_1per.node01.0"), one, Program("script", (str(script),)))
     assert [note for note in found.additions.notes if note.startswith("own.py ")] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "is_told"), [({}, True), ({"ACCELERATE_USE_CPU": "true"}, False), ({"CUDA_VISIBLE_DEVICES": "0,1"}, False)]
+)
+def test_accelerate_is_told_of_cpus_where_it_would_train_alone_in_each_rank(
+    tmp_path: Path, more: dict[str, str], is_told: bool
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text("accelerator = Accelerator()")
+    options = LaunchOptions(nproc_per_node="2")
+    found = planned(Environment(more, host="laptop"), options, Program("script", (str(script),)))
+    assert any("ACCELERATE_USE_CPU" in note for note in found.additions.notes) == is_told
+    alone = planned(
+        Environment(more, host="laptop"), LaunchOptions(nproc_per_node="1"), Program("script", (str(script),))
+    )
+    assert not any("ACCELERATE_USE_CPU" in note for note in alone.additions.notes)
 
 
 @pytest.mark.parametrize(
