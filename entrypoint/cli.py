@@ -129,9 +129,7 @@ def _trainings(act: Callable[[str, LaunchOptions, Options, ConfigFile], None] = 
 
 def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callable[..., Any]:
     """As `app.command`, for a command whose options are too many for one screen: see muster/help.py."""
-    return app.command(
-        name, cls=Command, help=text, epilog=EXAMPLES.get(name), context_settings={**DETAILED, **settings}
-    )
+    return app.command(name, cls=Command, help=text, epilog=EXAMPLES.get(name), context_settings=DETAILED | settings)
 
 
 def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
