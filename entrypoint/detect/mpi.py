@@ -80,7 +80,9 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
     if not set(OPENMPI) & env.keys():
         return None
     read = Reader(env, FIX_OPENMPI)
-    # jsrun sets Open MPI's names too, for IBM's Spectrum MPI, with the same values as its own.
+    # ParaStation's srun sets Open MPI's names too; and jsrun, for IBM's Spectrum MPI, with the same values as its own.
+    if "SLURM_STEP_ID" in env and env.get("PMIX_NAMESPACE", "").startswith("pspmix_"):
+        return None
     if _is_of(env, OPENMPI, *JSRUN):
         if job.scheduler in ("lsf", "local"):
             return None
@@ -104,9 +106,8 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
     fits = all(least <= read.number(name) <= most for name, (least, most) in repeated.items() if env.get(name))
     wrong = "Open MPI's variables contradict each other, or the nodes have different numbers of processes"
     read.agree(fits, wrong, *OPENMPI, *repeated)
-    # Where srun started the daemon, the daemon is Slurm's task, and its PID is in the names of its folders:
-    # OMPI_FILE_LOCATION=/tmp/ompi.node01.0/jf.1134/0/1 (pid.33 in place of jf.1134 is mpirun itself, no daemon)
-    # PMIX_DSTORE_21_BASE_PATH=/tmp/ompi.node01.0/jf.1134/pmix_dstor_ds21_582
+    # Where srun started the daemon, the daemon is Slurm's task, and its PID is the last number here; with pid.33 in
+    # place of jf.1134 it is mpirun itself: PMIX_DSTORE_21_BASE_PATH=/tmp/ompi.node01.0/jf.1134/pmix_dstor_ds21_582
     daemon = re.search(r"/jf\.[0-9]+/pmix_dstor_ds21_([0-9]+)$", env.get("PMIX_DSTORE_21_BASE_PATH", ""))
     is_own = not daemon or "SLURM_STEP_ID" not in env or env.get("SLURM_TASK_PID", daemon[1]) == daemon[1]
     wrong = "the variables of Open MPI are left over from another job: this task of Slurm did not start its daemon"
