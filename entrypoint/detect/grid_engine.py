@@ -52,7 +52,6 @@ def job(env: Environment) -> Job | None:
     task = env.get("SGE_TASK_ID", "undefined")
     slots, problem = slots_or_problem(lambda: _slots(read))
     nodes = read.sources.get("hosts") or read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
-    hosts = ",".join(slots)
     # The site names its map of GPUs: gpu, gpu_card, NVIDIA_GPUS, cuda; and may have others, such as gpu_mem.
     is_map = re.compile(r"SGE_HGR_(\w+_)?(n?gpus?|cuda)(_cards?)?", re.IGNORECASE).fullmatch
     gpus = next((env[name] for name in sorted(env) if is_map(name) and env[name].strip()), "").split()
@@ -67,8 +66,8 @@ def job(env: Environment) -> Job | None:
         gpus_on_node=len(gpus) or None,
         gpu_ids=tuple(dict.fromkeys(gpus)),
         # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
-        launch=f"for host in {hosts.replace(',', ' ')}; do qrsh -inherit $host "
-        f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={hosts} \"{{quoted}} & done; wait",
+        launch=f"for host in {' '.join(slots)}; do qrsh -inherit $host "
+        f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={','.join(slots)} \"{{quoted}} & done; wait",
         gpu_request="qsub -l gpu={gpus}, by the name that this site has for it",
         is_shared=len(slots) == 1,
         problem=problem,

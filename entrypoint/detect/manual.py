@@ -49,11 +49,12 @@ LISTS = {
     "SM_HOSTS": ",",
     "TF_CONFIG": r':\d+"[\s\S]*:\d+"',
 }
+# Source: https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs (CCS_ is Huawei's Donau)
+TEXT_FILES = ("BATCH_HOSTS_FILE", "CCS_ALLOC_FILE", "OAR_NODEFILE")
 VARIABLES = (
     "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS,
-    "OAR_NODEFILE", "PARSL_WORKER_RANK",
+    *TEXT_FILES, "PARSL_WORKER_RANK",
 )  # fmt: skip
-TEXT_FILES = ("OAR_NODEFILE",)
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"
 

@@ -12,8 +12,6 @@ from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 
-FIX_OAR = "MUSTER_HOSTS=$(sort -u $OAR_NODEFILE | paste -sd,) on each node; if it is but one node, --nnodes 1"
-
 
 def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False) -> Allocation:
     """Where this process stands in its job.
@@ -218,9 +216,11 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
         places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
         places += [name for name, several in manual.LISTS.items() if re.search(several, env.get(name, ""))]
-        # OAR's file has a line for each core.
-        if "OAR_NODEFILE" in env and len(set(Reader(env, FIX_OAR).text_file("OAR_NODEFILE").split())) > 1:
-            places.append("OAR_NODEFILE")
+        for name in manual.TEXT_FILES if options.num_nodes != 1 else ():
+            fix = f"MUSTER_HOSTS=$(awk '{{print $1}}' ${name} | sort -u | paste -sd,) on each node; for one: --nnodes 1"
+            # A line for each host, in OAR's for each core; in Donau's more follows.
+            hosts = re.findall(r"^[ \t]*(\S+)", Reader(env, fix).text_file(name), re.MULTILINE) if name in env else ()
+            places += [name] if len(set(hosts)) > 1 else []
         others = r"PMIX_RANK|JOB_COMPLETION_INDEX|K_MPI_JOB_ROLE|LWS_WORKER_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
         places += [name for name in env if re.fullmatch(others, name)]
     if places and options.num_nodes != 1:

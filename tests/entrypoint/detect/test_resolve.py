@@ -564,6 +564,30 @@ def test_the_nodes_of_a_job_of_oar_do_not_train_alone_each() -> None:
     assert detect(job("gros-2\ngros-2\n")).num_nodes == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "several", "one"),
+    [
+        ("BATCH_HOSTS_FILE", "10.0.0.4\n10.0.0.5\n", "10.0.0.4\n"),
+        ("CCS_ALLOC_FILE", "agent-1 4 0-3\nagent-2 4 0-3\n\n", "agent-1 4 0-3\n\n"),
+        ("OAR_NODEFILE", "gros-1\ngros-2\n", "gros-1\ngros-1\n"),
+    ],
+)
+def test_the_nodes_in_the_file_of_an_unknown_scheduler_do_not_train_alone_each(
+    name: str, several: str, one: str
+) -> None:
+    variables = {name: "/var/spool/12/hosts"}
+    with pytest.raises(MusterError, match="nothing tells which of them this is"):
+        detect(Environment(variables, "node02", {name: several}))
+    assert detect(Environment(variables, "node02", {name: one})).num_nodes == 1
+    # As in a container that was not shown the file: what the refusal says does lead on.
+    with pytest.raises(MusterError, match="can't be read here") as refusal:
+        detect(Environment(variables, "node02"))
+    assert f"${name}" in refusal.value.fix
+    assert "--nnodes 1" in refusal.value.fix
+    assert detect(Environment(variables, "node02"), LaunchOptions(nnodes="1")).num_nodes == 1
+    assert detect(Environment(variables | {"MUSTER_HOSTS": "node01,node02"}, "node02")).node_rank == 1
+
+
 def test_one_process_a_pod_may_have_a_local_rank() -> None:
     old = recording.load(FOLDERS / "documented" / "kubeflow_pytorchjob_old.mnist-worker-0.1.env")
     assert detect(changed(old, LOCAL_RANK="0")).num_nodes == 3
