@@ -30,10 +30,7 @@ VARIABLES = (
     "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
     "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURMD_NODENAME",
     # The lists of a heterogeneous job's groups, of which few have more than 16.
-    *(
-        f"SLURM_JOB_{what}_{kind}_GROUP_{group}"
-        for what in ("NODELIST", "NUM_NODES") for kind in ("HET", "PACK") for group in range(16)
-    ),
+    *(f"SLURM_JOB_NODELIST_{kind}_GROUP_{group}" for kind in ("HET", "PACK") for group in range(16)),
 )  # fmt: skip
 
 PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_")
@@ -44,7 +41,7 @@ CGROUP = re.compile(r"/[\w.-]*slurm[\w.-]*/(?:uid_\d+/)?job_\d+")
 MOUNT = re.compile(r"/slurmd/(?:[^/\s]+/)?job\d+(?:/|$)")
 PARENT = re.compile(r"^(slurmstepd|salloc)$")
 
-FIX_JOB = "start from a fresh job: `sbatch SCRIPT`, in it `srun ... {command}`, setting no SLURM_ variables by hand"
+FIX_JOB = "start from a fresh job: `sbatch SCRIPT`, in it `srun ... {command}`; set no SLURM_ variables by hand"
 FIX_TASK = "start the command by srun inside the job: `srun --ntasks-per-node=1 -n $SLURM_NNODES {command}`"
 FIX_SHELL = (
     "start the command by srun: `srun --overlap --ntasks-per-node=1 -n $SLURM_NNODES {command}`; "
@@ -81,9 +78,12 @@ def job(env: Environment) -> Job | None:
     hosts = tuple(dict.fromkeys(chain(*groups)))
     if not groups:
         hosts = read.hosts("SLURM_JOB_NODELIST", "hosts")
-        num_nodes = read.number("SLURM_JOB_NUM_NODES", "num_nodes")
+        # `srun --jobid` from outside of the job gives its own nodes as the job's, and no number of these.
+        is_attached = "SLURM_STEP_ID" in env and "SLURM_JOB_NUM_NODES" not in env
+        count = "SLURM_STEP_NUM_NODES" if is_attached else "SLURM_JOB_NUM_NODES"
+        num_nodes = read.number(count, "num_nodes")
         wrong = f"Slurm's list of the job's nodes names {len(hosts)}, its count says {num_nodes}"
-        read.agree(len(hosts) == num_nodes, wrong, "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES")
+        read.agree(len(hosts) == num_nodes, wrong, "SLURM_JOB_NODELIST", count)
         # Outside a step SLURM_NODELIST is an old name of the same list.
         is_same = "SLURM_STEP_ID" in env or env.get("SLURM_NODELIST") in (None, env["SLURM_JOB_NODELIST"])
         read.agree(is_same, "Slurm's two lists of the job's nodes differ", "SLURM_JOB_NODELIST", "SLURM_NODELIST")

@@ -17,6 +17,12 @@ from tests.clusters.slurm import SlurmCluster
 FOLDER = RECORDINGS / "slurm_own"
 KEPT = ("SLURM_", "SLURMD_", "CUDA_VISIBLE_DEVICES", "HOSTNAME")
 
+BATCH = (
+    "id=$(sbatch --parsable --output=/dev/null -N2 --wrap 'sleep 60'); "
+    'until [ "$(squeue -hj $id -o %T)" = RUNNING ]; do sleep 0.1; done;'
+)
+"""A job that runs on two nodes, and its id."""
+
 SCENARIOS = [
     Scenario("salloc_shell", "the command of salloc itself", "salloc -N2 DUMP"),
     Scenario("salloc_srun", "srun inside salloc", "salloc -N2 --ntasks-per-node=2 srun DUMP"),
@@ -34,6 +40,16 @@ SCENARIOS = [
         "overlap",
         "srun --overlap while another step holds all CPUs of the job",
         "salloc -N2 --ntasks-per-node=2 sh -c 'srun sleep 3 & srun --overlap DUMP; wait'",
+    ),
+    Scenario(
+        "attached",
+        "srun --jobid=ID -N2 -n2 outside of the job, sbatch -N2",
+        f"{BATCH} srun --jobid=$id --overlap -N2 -n2 --ntasks-per-node=1 DUMP; scancel $id",
+    ),
+    Scenario(
+        "attached_to_second_node",
+        "srun --jobid=ID -N1 -n1 -w node02 outside of the job, sbatch -N2",
+        f"{BATCH} srun --jobid=$id --overlap -N1 -n1 -w node02 DUMP; scancel $id",
     ),
     Scenario("cyclic", "srun -N2 --ntasks-per-node=2 -m cyclic", "srun -N2 --ntasks-per-node=2 -m cyclic DUMP"),
     Scenario("cyclic_uneven", "srun -N2 -n4 -m cyclic", "srun -N2 -n4 -m cyclic DUMP"),
