@@ -96,12 +96,11 @@ def as_recording(env: Environment) -> str:
         left_out = len(wanted) - len(taken)
         lines.append(f"# left out: {left_out} that may be secret, or are more than a line of text")
     lines += [f"{name}={env[name]}" for name in taken]
-    text_files = families.names("TEXT_FILES")
     for name in families.names("TEXT_FILES", "BINARY_FILES"):
         with suppress(OSError):  # there is none, or it can't be read
             content = Path(env.get(name, "")).read_bytes()[:MAX_FILE]
             readable = content.decode("utf-8", "replace").replace("\0", "").splitlines()
-            lines += [f"--- file {name}", *(readable if name in text_files else [content.hex()])]
+            lines += [f"--- file {name}", *(readable if name in families.names("TEXT_FILES") else [content.hex()])]
     return "\n".join(lines) + "\n"
 
 

@@ -112,9 +112,8 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
             seen=f"{num_source} {rank_source}",
             fix=f"--node-rank 0 to {num_nodes - 1}",
         )
-    hosts = job.hosts if len(job.hosts) == num_nodes else ()
-    if not hosts and num_nodes == 1 and env.host:
-        hosts = (env.host,)
+    alone = (env.host,) if num_nodes == 1 and env.host else ()
+    hosts = job.hosts if len(job.hosts) == num_nodes else alone
     notes = (f"by hand: node rank {node_rank} of {num_nodes}, as {name} says",)
     if not hosts and job.num_nodes not in (None, num_nodes):
         notes += (f"{job.scheduler} gave this job {job.num_nodes} nodes; {num_source} was taken",)

@@ -95,6 +95,19 @@ SCENARIOS = [
         "srun -n 2 --ntasks-per-node=1 inside sbatch -N2 --ntasks-per-node=2",
         "sbatch --wait -N2 --ntasks-per-node=2 --wrap 'srun -n 2 --ntasks-per-node=1 DUMP'",
     ),
+    Scenario(
+        "batch_export_none", "sbatch -N2 --export=NONE, the script", "sbatch --wait -N2 --export=NONE --wrap 'DUMP'"
+    ),
+    Scenario(
+        "batch_gpus_per_task",
+        "sbatch -N2 --ntasks-per-node=2 --gpus-per-task=1, the script",
+        "sbatch --wait -N2 --ntasks-per-node=2 --gpus-per-task=1 --wrap 'DUMP'",
+    ),
+    Scenario(
+        "batch_ntasks_per_gpu",
+        "sbatch -N2 --gpus=4 --ntasks-per-gpu=1, the script",
+        "sbatch --wait -N2 --gpus=4 --ntasks-per-gpu=1 --wrap 'DUMP'",
+    ),
 ]
 
 
