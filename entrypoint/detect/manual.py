@@ -35,7 +35,7 @@ NUMBERS = (
     "SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
-# SageMaker's ["algo-1","algo-2"] the comma.
+# SageMaker's ["algo-1","algo-2"] the comma. Jhinno's Unischeduler has a number of cores behind each: gpu01 4 gpu02 4.
 # An MPIJob's launcher has a file of its workers, for MPICH, Intel MPI or Open MPI; older ones tell no role.
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
 # Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training
@@ -45,6 +45,7 @@ LISTS = {
     "CLUSTER_SPEC": "workerpool1",
     "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",
+    "JH_HOSTS": r"\s\d+\s+\S",
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "SM_HOSTS": ",",
     "TF_CONFIG": r':\d+"[\s\S]*:\d+"',
@@ -123,8 +124,7 @@ def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> T
         )
     note = f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is taken for granted"
     sources = {"launcher": mark, "node_rank": f"the place of {env.host} in {source}"}
-    notes = (note,) if len(job.hosts) > 1 else ()
-    return Task.one_a_node(launcher, own, len(job.hosts), job.hosts, sources, notes)
+    return Task.one_a_node(launcher, own, len(job.hosts), job.hosts, sources, (note,) if len(job.hosts) > 1 else ())
 
 
 def task(env: Environment, job: Job) -> Task | None:

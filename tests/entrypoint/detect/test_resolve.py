@@ -521,6 +521,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("DSTACK_NODES_NUM", "2", "1"),
         ("HOROVOD_SIZE", "4", "1"),
         ("HQ_NUM_NODES", "2", "1"),
+        ("JH_HOSTS", "node01 4 node02 4", "node01 4"),
         ("LEPTON_JOB_TOTAL_WORKERS", "2", "1"),
         ("MF_PARALLEL_NUM_NODES", "2", "1"),
         ("MLP_WORKER_NUM", "2", "1"),
