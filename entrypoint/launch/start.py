@@ -240,8 +240,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
         from muster.entrypoint.launch import debugging
 
         parts.append(debugging.find(env, rendezvous.rdzv_id, has_gpus=allocation.gpus_seen > 0))
-    hears = program.is_ours or torchrun.AGENT in argv
-    return Launch(tuple(argv), Additions.merged(parts), hears)
+    return Launch(tuple(argv), Additions.merged(parts), hears=program.is_ours or torchrun.AGENT in argv)
 
 
 def _command(context: Context, program: Program, port: int) -> tuple[list[str], Additions]:
@@ -333,8 +332,7 @@ def _of_user(context: Context) -> Additions:
         notes.append(f"removed: {', '.join(removed)}")
     if env.is_live and os.getpid() == 1 and not _init(env):
         notes.append(f"this is process 1, and there is no {INIT} to pass SIGTERM on and to reap: docker run --init")
-    variables = {"MUSTER_DEBUG": "1"} if context.options.debug else {}
-    return Additions(variables, tuple(notes), removed)
+    return Additions({"MUSTER_DEBUG": "1"} if context.options.debug else {}, tuple(notes), removed)
 
 
 def _notes_on_script(program: Program, allocation: Allocation, env: Environment) -> tuple[str, ...]:

@@ -635,11 +635,23 @@ def test_several_tasks_of_one_process_are_told_a_way_out_that_is_taken() -> None
 
 
 @pytest.mark.parametrize(
-    ("target", "words"), [("orterun", "--map-by ppr:1:node --bind-to none"), ("mpiexec.hydra", "-ppn 1")]
+    ("target", "beside", "words"),
+    [
+        ("orterun", "", "--map-by ppr:1:node --bind-to none"),
+        ("mpiexec.hydra", "", "-ppn 1"),
+        # Open MPI 5, and a Hydra of another name.
+        ("mpirun", "ompi_info", "--map-by ppr:1:node --bind-to none"),
+        ("mpirun", "mpichversion", "-ppn 1"),
+        # Both may be in /usr/bin.
+        ("mpiexec.mpich", "ompi_info", "-ppn 1"),
+    ],
 )
-def test_the_launch_line_is_in_the_words_of_the_mpiexec_that_is_here(tmp_path: Path, target: str, words: str) -> None:
+def test_the_launch_line_is_in_the_words_of_the_mpiexec_that_is_here(
+    tmp_path: Path, target: str, beside: str, words: str
+) -> None:
     program = tmp_path / target
     program.touch(0o755)
+    (tmp_path / (beside or "other")).touch(0o755)
     (tmp_path / "mpiexec").symlink_to(program)
     nodes = tmp_path / "nodes"
     nodes.write_text("pbsn1\npbsn2\n")
