@@ -175,7 +175,7 @@ class Trainer:
             *self.train.notes,
             *self.valid.notes,
             *self.run.notes,
-            *promised_gpus(os.environ, world),
+            *([] if options.device == "cpu" else promised_gpus(os.environ, world)),
             *self.limit_notes,
         ]:
             self.display.note(note)

@@ -247,6 +247,14 @@ def test_promised_gpus_that_torch_does_not_see(monkeypatch):
     assert "--nv" in promised_gpus({"CUDA_VISIBLE_DEVICES": "0"}, World())[0]
 
 
+def test_who_asks_for_the_cpu_is_not_warned_of_gpus(train, small, tmp_path):
+    argv = ["single", *small, "--max-steps=1", f"--runs-dir={tmp_path}"]
+    none_is_seen = "import torch; torch.cuda.is_available = lambda: False"
+    for more, count in (["--device=cpu"], 0), ([], 1):
+        [ended] = train([*argv, *more], before=none_is_seen, env={"CUDA_VISIBLE_DEVICES": "0"}, ok=True)
+        assert ended.out.count("CUDA_VISIBLE_DEVICES=0") == count
+
+
 def test_a_loss_that_is_no_number_is_told_with_its_step_and_rank(train, small, tmp_path):
     argv = ["ddp", *small, "--epochs=2", "--name=run", f"--runs-dir={tmp_path}", "--model=squeezenet1_1"]
     argv[argv.index("--image-size=16")] = "--image-size=32"
