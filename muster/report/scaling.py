@@ -21,7 +21,7 @@ OPTIONS = (
     *("image_size", "seq_len", "vocab_size", "num_classes", "activation_checkpoint", "optimizer", "accumulate"),
     *("bf16", "channels_last", "fused", "compile", "deterministic", "zero1", "comm_hook", "sync_bn", "clip_norm"),
     *("cpu_offload", "replicate", "schedule", "microbatches", "backend", "bucket_mb", "powersgd_rank", "decoder"),
-    "share_gpus",
+    *("share_gpus", "powersgd_start", "tensor_parallel", "pipeline_parallel"),
 )
 """Options that change what a step computes or sends: runs in which they differ are not compared."""
 

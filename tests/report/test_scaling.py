@@ -70,7 +70,13 @@ def test_other_work_is_not_compared_and_that_is_said(make: Make, other: dict[str
     assert "no other run does the same work" in notes[0]
 
 
-@pytest.mark.parametrize("name", ["backend", "bucket_mb", "powersgd_rank", "decoder", "share_gpus", "optimizer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("backend", "bucket_mb", "powersgd_rank", "powersgd_start", "decoder", "share_gpus", "optimizer"),
+        *("tensor_parallel", "pipeline_parallel"),
+    ],
+)
 def test_an_option_that_changes_a_step_is_enough(make: Make, name: str) -> None:
     same, other = {"options": {name: "a"}}, {"options": {name: "b"}}
     found, notes = find(make("a", world(1, 100, 32, **same)), make("b", world(2, 180, 64, **other)))
