@@ -90,7 +90,7 @@ class MLflow:
         # By its own defaults a server that does not answer holds training so long that it counts as a hang.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient, MlflowException
         from mlflow.entities import Param
 
         store = os.environ.get("MLFLOW_TRACKING_URI") or (folder.parent / "mlruns").resolve().as_uri()
@@ -101,9 +101,13 @@ class MLflow:
             self.client.update_run(self.run_id, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "muster")
-        experiment = self.client.get_experiment_by_name(name)
-        experiment_id = self.client.create_experiment(name) if experiment is None else experiment.experiment_id
-        self.run_id = self.client.create_run(experiment_id, run_name=folder.name).info.run_id
+        if (experiment := self.client.get_experiment_by_name(name)) is None:
+            try:
+                experiment = self.client.get_experiment(self.client.create_experiment(name))
+            except MlflowException:  # another run, which begins at the same time, may just have made it
+                if (experiment := self.client.get_experiment_by_name(name)) is None:
+                    raise
+        self.run_id = self.client.create_run(experiment.experiment_id, run_name=folder.name).info.run_id
         self.client.log_batch(self.run_id, params=[Param(key, str(value)) for key, value in settings.items()])
         write_text(known, self.run_id)
 
@@ -111,13 +115,11 @@ class MLflow:
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
-        metrics = [Metric(name, value, now_ms, step) for name, value in values.items()]
-        self.client.log_batch(self.run_id, metrics=metrics)
+        self.client.log_batch(self.run_id, [Metric(name, value, now_ms, step) for name, value in values.items()])
 
     def close(self, code: int) -> None:
         is_stopped = code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
-        status = "KILLED" if is_stopped else "FAILED" if code else "FINISHED"
-        self.client.set_terminated(self.run_id, status)
+        self.client.set_terminated(self.run_id, "KILLED" if is_stopped else "FAILED" if code else "FINISHED")
 
 
 TRACKERS = {
@@ -177,9 +179,8 @@ class Tracker:
     def write(self, record: Mapping[str, Any]) -> None:
         """Adds a line of metrics.jsonl."""
         if self.target is not None:
-            values = numbers_of(record, f"{record['kind']}/")
             try:
-                self.target.write(record["step"], values)
+                self.target.write(record["step"], numbers_of(record, f"{record['kind']}/"))
             except Exception as error:  # a full disk, a server that is gone: no reason to stop training
                 self.target = None
                 self.note(f"nothing more is tracked: {one_line(repr(error))}")
@@ -188,9 +189,8 @@ class Tracker:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        code = ExitCode.DONE if error is None else getattr(error, "code", ExitCode.FAILED)
-        if isinstance(error, KeyboardInterrupt):
-            code = ExitCode.INTERRUPTED
+        failed = ExitCode.INTERRUPTED if isinstance(error, KeyboardInterrupt) else ExitCode.FAILED
+        code = ExitCode.DONE if error is None else getattr(error, "code", failed)
         if self.target is not None:
             try:
                 self.target.close(code)

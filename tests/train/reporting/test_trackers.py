@@ -79,6 +79,26 @@ def test_mlflow(tmp_path, monkeypatch):
     assert "run/images_per_second" in found.data.metrics
 
 
+def test_of_runs_that_begin_at_once_another_may_make_the_experiment_in_mlflow(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    (tmp_path / "run").mkdir()
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    find = MlflowClient.get_experiment_by_name
+
+    def too_early(self, name):
+        monkeypatch.setattr(MlflowClient, "get_experiment_by_name", find)
+        client.create_experiment(name)
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", too_early)
+    with trackers.open_tracker("mlflow", tmp_path / "run", 0, {}, print):
+        pass
+    (found,) = client.search_runs([client.get_experiment_by_name("muster").experiment_id])
+    assert found.info.status == "FINISHED"
+
+
 def test_wandb_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
     # As another process has left it, whose run this one goes on with.
