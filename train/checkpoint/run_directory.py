@@ -116,7 +116,7 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
     except OSError as error:
         raise MusterError(
             f"the run's folder can't be made, read or written: {error.strerror}",
-            seen=f"--runs-dir={options.runs_dir} ({error.filename})",
+            seen=f"--runs-dir={options.runs_dir} ({error.filename or base})",
             fix="--runs-dir=FOLDER that this user may read and write, on a file system that all nodes share",
         ) from error
 

@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import socket
@@ -136,6 +137,17 @@ def test_a_folder_that_can_not_be_made(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(MusterError, match="can't be made"):
         choose_run(options(tmp_path), "ddp")
+
+
+def test_a_disk_that_is_full_as_the_run_begins_is_told_with_the_folder(tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what fails to write does not know its file's name
+
+    monkeypatch.setattr(run_directory, "write_text", full)
+    with pytest.raises(MusterError, match="No space left") as raised:
+        choose_run(options(tmp_path, name="mine"), "ddp", "launch")
+    assert raised.value.seen == f"--runs-dir={tmp_path}/runs ({tmp_path}/runs/mine)"
+    release()
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "closed"])
