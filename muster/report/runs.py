@@ -108,44 +108,40 @@ def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
     """The runs that the paths `given` stand for, each once, with labels that differ; and notes on what is left out.
 
     Raises:
-        MusterError: a path holds no run, or what it holds can't be read.
+        MusterError: a path does not exist or may not be searched, or there is no run that can be read.
     """
     runs: dict[Path, Run] = {}
-    notes: list[str] = []
+    refused: list[MusterError] = []
     for text in given:
-        for run in _read(Path(text), notes):
+        for run in _read(Path(text), refused):
             runs.setdefault(run.folder.resolve(), run)
+    if not runs:
+        raise refused[0]
     names = [run.label for run in runs.values()]
     doubled = [folder for folder, run in runs.items() if names.count(run.label) > 1]
     # Equal names with as much of the path before them as tells them apart.
     common = os.path.commonpath([folder.parent for folder in doubled]) if doubled else ""
     labels = [os.path.relpath(folder, common) if folder in doubled else run.label for folder, run in runs.items()]
+    notes = [f"left out: {one_line(error.seen)}: {one_line(error.wrong)}" for error in refused]
     return [replace(run, label=one_line(label)) for run, label in zip(runs.values(), labels, strict=True)], notes
 
 
-def _read(path: Path, notes: list[str]) -> list[Run]:
-    """The run at `path`, or those in the folder `path`; `notes` gets those that can't be read."""
+def _read(path: Path, refused: list[MusterError]) -> list[Run]:
+    """The run at `path`, or those in the folder `path`; `refused` gets why one that is there is not among them."""
     folder = path.parent if path.name in (SUMMARY, METRICS) and not os.path.isdir(path) else path
-    if holds_run(folder):
-        return [_open(folder)]
     if not os.path.isdir(folder):
         raise MusterError("there is no run", seen=str(path), fix=USAGE)
     found: list[Run] = []
-    damaged: MusterError | None = None
-    for one in sorted(folder.iterdir(), key=lambda path: by_numbers(path.name)):
+    num_refused = len(refused)
+    for one in [folder] if holds_run(folder) else sorted(folder.iterdir(), key=lambda path: by_numbers(path.name)):
         try:
             if holds_run(one):
                 found.append(_open(one))
         except MusterError as error:
-            # One that can't be read must not hide the others.
-            damaged = damaged or error
-            notes.append(f"left out: {one_line(error.seen)}: {one_line(error.wrong)}")
-    if not found:
-        raise damaged or MusterError(
-            "there is no run in this folder",
-            seen=f"{path}, without {SUMMARY} or {METRICS} in it or in its folders",
-            fix=USAGE,
-        )
+            refused.append(error)  # it must not hide the others
+    if not found and len(refused) == num_refused:
+        seen = f"{path}, without {SUMMARY} or {METRICS} in it or in its folders"
+        refused.append(MusterError("there is no run in this folder", seen=seen, fix=USAGE))
     return found
 
 

@@ -57,6 +57,22 @@ def test_a_folder_stands_for_the_runs_in_it(recordings: Path) -> None:
     assert [run.folder for run in again] == [run.folder for run in found]
 
 
+def test_of_several_folders_those_without_a_run_are_left_out_with_a_note(make: Make) -> None:
+    """As runs/* has a folder of a training that failed before its first result."""
+    good, damaged = make("all/good"), make("all/damaged")
+    (damaged / "summary.json").write_text("{")
+    failed = good.parent / "failed"
+    failed.mkdir()
+    found, notes = runs.read_all([str(path) for path in sorted(good.parent.iterdir())])
+    assert [run.label for run in found] == ["good"]
+    assert [note.startswith(f"left out: {path}") for note, path in zip(notes, (damaged, failed), strict=True)] == [
+        True
+    ] * 2
+    for given in ([failed], [failed, damaged], [good, good.parent / "nowhere"]):
+        with pytest.raises(MusterError):
+            runs.read_all(list(map(str, given)))
+
+
 def test_runs_are_sorted_as_people_do(make: Make) -> None:
     for world in (16, 2, 1):
         make(f"all/w{world}")
