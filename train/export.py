@@ -28,6 +28,8 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
     """
     if not os.path.exists(source):  # Path.exists raises where this user may not look
         raise MusterError("there is no such run, or no access", seen=str(source), fix="train export runs/NAME")
+    if source.name in ("", ".."):  # `train export .`: the folder's name tells what it is
+        source = Path(os.path.realpath(source))
     with explaining("the run can't be read", seen=source, fix="its owner may open it: chmod -R go+rX FOLDER"):
         if checkpoint.is_one(source):
             path, state, home = source, checkpoint.load(source), source.parent

@@ -68,6 +68,27 @@ def test_what_can_not_be_exported(tmp_path):
     assert "--resume" not in raised.value.fix
 
 
+@pytest.mark.parametrize(
+    ("inside", "typed", "written"),
+    [
+        (".", ".", "weights.pt"),
+        ("checkpoints", ".", "weights.pt"),
+        ("checkpoints", "..", "weights.pt"),
+        ("checkpoints/step-00000001", ".", "checkpoints/weights.pt"),
+        ("checkpoints/step-00000001", "..", "weights.pt"),
+    ],
+)
+def test_the_folder_one_is_in(tmp_path, monkeypatch, inside, typed, written):
+    run = tmp_path / "run"
+    run.mkdir()
+    path = save(run, {"model": {"w": torch.ones(3)}}, step=1, keep=1)
+    files = sorted(path.iterdir())
+    monkeypatch.chdir(run / inside)
+    found, file = export(Path(typed), None)
+    assert (found.resolve(), file.resolve()) == (path, run / written)
+    assert sorted(path.iterdir()) == files
+
+
 def test_a_run_of_another_user_that_is_closed_is_told(tmp_path, request):
     (tmp_path / "run").mkdir()
     path = save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1).relative_to(tmp_path)
