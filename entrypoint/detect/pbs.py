@@ -81,7 +81,7 @@ def job(env: Environment) -> Job | None:
 def _launch(env: Environment, num_nodes: int | str) -> str:
     """The line that starts `{command}` on each node, in the words of the mpiexec that is here."""
     path = shutil.which("mpiexec", path=env.get("PATH")) if env.is_live else None
-    program = Path(path or "").resolve()
+    program = Path(path or "/").resolve()
     # Debian's /usr/bin/mpiexec leads by /etc/alternatives to orterun. Elsewhere Open MPI 5 calls it mpirun or mpiexec.
     is_own = program.name in ("mpiexec", "mpirun") and program.with_name("ompi_info").is_file()
     if path is None or not (is_own or re.search("openmpi|orterun|prterun", str(program))):

@@ -660,3 +660,14 @@ def test_the_launch_line_is_in_the_words_of_the_mpiexec_that_is_here(
         detect(replace(changed(TWO_NODES, **here), is_live=True, files={}))
     assert refusal.value.fix.startswith("mpiexec -n 2 ")
     assert words in refusal.value.fix
+
+
+def test_a_job_of_pbs_is_read_where_the_working_directory_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(MusterError, match="nothing started this process"):
+        detect(TWO_NODES)
