@@ -367,7 +367,8 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
         notes.append(f"{name} takes {found[0]}, which no rank is given: let it read LOCAL_RANK, as under torchrun")
     # Under torchrun too.
     on_cpus = allocation.world_size > 1 and not allocation.gpus_seen and "ACCELERATE_USE_CPU" not in env
-    if on_cpus and re.search(r"\b(Accelerator|TrainingArguments)\b", text) and "cpu=True" not in text:
+    is_told = "cpu=True" in text or any(re.match("--(use[-_])?cpu(=|$)", word) for word in program.words[1:])
+    if on_cpus and not is_told and re.search(r"(\bAccelerator|TrainingArguments)\b", text):
         notes.append(f"{name} uses Accelerate, whose ranks each train alone on CPUs: set ACCELERATE_USE_CPU=true")
     return tuple(notes)
 
@@ -404,8 +405,7 @@ def _init(env: Environment) -> list[str]:
 
     Source: https://github.com/krallin/tini#why-tini
     """
-    is_first = os.getpid() == 1 and shutil.which(INIT, path=env.get("PATH"))
-    return [INIT, "--"] if is_first else []
+    return [INIT, "--"] if os.getpid() == 1 and shutil.which(INIT, path=env.get("PATH")) else []
 
 
 def execute(launch: Launch, env: Environment) -> NoReturn:

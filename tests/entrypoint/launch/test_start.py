@@ -257,6 +257,7 @@ OPTION = "parser.add_argument('--local_rank', type=int, required=True)"
         ("accelerator = Accelerator()", "b_srun_N2_1per.node01.0", "ACCELERATE_USE_CPU=true"),
         ("accelerator = Accelerator()", "c_srun_N2_2per.node01.0", "ACCELERATE_USE_CPU=true"),
         ("arguments = TrainingArguments('runs')", "b_srun_N2_1per.node01.0", "ACCELERATE_USE_CPU=true"),
+        ("arguments = Seq2SeqTrainingArguments('runs')", "b_srun_N2_1per.node01.0", "ACCELERATE_USE_CPU=true"),
         ("arguments = TrainingArguments('runs', use_cpu=True)", "b_srun_N2_1per.node01.0", None),
         ("import torch", "b_srun_N2_1per.node01.0", None),
         (None, "b_srun_N2_1per.node01.0", None),
@@ -297,6 +298,19 @@ def test_accelerate_is_told_of_cpus_where_it_would_train_alone_in_each_rank(
         Environment(more, host="laptop"), LaunchOptions(nproc_per_node="1"), Program("script", (str(script),))
     )
     assert not any("ACCELERATE_USE_CPU" in note for note in alone.additions.notes)
+
+
+@pytest.mark.parametrize(
+    ("word", "is_told"), [("--cpu", False), ("--use_cpu", False), ("--use-cpu=True", False), ("--cpus=4", True)]
+)
+def test_who_gives_a_script_of_accelerate_its_option_of_cpus_is_not_told_of_them(
+    tmp_path: Path, word: str, is_told: bool
+) -> None:
+    script = tmp_path / "own.py"
+    script.write_text("parser.add_argument('--cpu', action='store_true'); accelerator = Accelerator(cpu=arguments.cpu)")
+    program = Program("script", (str(script), word))
+    found = planned(Environment({}, host="laptop"), LaunchOptions(nproc_per_node="2"), program)
+    assert any("ACCELERATE_USE_CPU" in note for note in found.additions.notes) == is_told
 
 
 @pytest.mark.parametrize(
