@@ -369,7 +369,7 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
     on_cpus = allocation.world_size > 1 and not allocation.gpus_seen and "ACCELERATE_USE_CPU" not in env
     is_told = "cpu=True" in text or any(re.match("--(use[-_])?cpu(=|$)", word) for word in program.words[1:])
     if on_cpus and not is_told and re.search(r"(\bAccelerator|TrainingArguments)\b", text):
-        notes.append(f"{name} uses Accelerate, whose ranks each train alone on CPUs: set ACCELERATE_USE_CPU=true")
+        notes.append(f"{name} uses Accelerate; since 1.13 each rank trains alone on CPUs: set ACCELERATE_USE_CPU=true")
     return tuple(notes)
 
 
