@@ -218,7 +218,7 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
         for name in manual.TEXT_FILES if options.num_nodes != 1 else ():
             fix = f"MUSTER_HOSTS=$(awk '{{print $1}}' ${name} | sort -u | paste -sd,) on each node; for one: --nnodes 1"
             # A line for each host, in OAR's for each core; in Donau's more follows.
-            hosts = re.findall(r"^[ \t]*(\S+)", Reader(env, fix).text_file(name), re.MULTILINE) if name in env else ()
+            hosts = re.findall(r"^[ \t]*(\S+)", Reader(env, fix).text_file(name), re.MULTILINE) if env.get(name) else ()
             places += [name] if len(set(hosts)) > 1 else []
         others = r"PMIX_RANK|JOB_COMPLETION_INDEX|K_MPI_JOB_ROLE|LWS_WORKER_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
         places += [name for name in env if re.fullmatch(others, name)]

@@ -587,6 +587,7 @@ def test_the_nodes_in_the_file_of_an_unknown_scheduler_do_not_train_alone_each(
     assert "--nnodes 1" in refusal.value.fix
     assert detect(Environment(variables, "node02"), LaunchOptions(nnodes="1")).num_nodes == 1
     assert detect(Environment(variables | {"MUSTER_HOSTS": "node01,node02"}, "node02")).node_rank == 1
+    assert detect(Environment({name: ""}, "node02")).num_nodes == 1
 
 
 def test_one_process_a_pod_may_have_a_local_rank() -> None:
