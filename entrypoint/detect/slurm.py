@@ -29,7 +29,7 @@ VARIABLES = (
     "SLURM_JOB_NUM_NODES", "SLURM_JOB_RESTART_COUNT", "SLURM_JOB_START_TIME", "SLURM_LOCALID", "SLURM_NODEID",
     "SLURM_NODELIST", "SLURM_NTASKS_PER_GPU", "SLURM_PROCID", "SLURM_PTY_PORT", "SLURM_RESTART_COUNT", "SLURM_STEP_ID",
     "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURMD_NODENAME",
+    "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURM_TRES_PER_TASK", "SLURMD_NODENAME",
     # The lists of a heterogeneous job's groups, of which few have more than 16.
     *(f"SLURM_JOB_NODELIST_{kind}_GROUP_{group}" for kind in ("HET", "PACK") for group in range(16)),
 )  # fmt: skip
@@ -92,7 +92,8 @@ def job(env: Environment) -> Job | None:
     # ignored with a warning: the count must go with it.
     which = f" --het-group=0-{len(groups) - 1}" if groups else f" --nodes={len(hosts)} --ntasks={len(hosts)}"
     # sbatch hands on to srun what it was told. With GPUs by task a lone one on a node has but its own, or is refused.
-    is_by_gpu = {"SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU"} & env.keys() and "SLURM_STEP_ID" not in env
+    by_gpu = {"SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU"} & env.keys()
+    is_bare = (by_gpu or "gres/gpu" in env.get("SLURM_TRES_PER_TASK", "")) and not groups and "SLURM_STEP_ID" not in env
     srun = "srun" if "ALL" in env.get("SLURM_EXPORT_ENV", "ALL").split(",") else "srun --export=ALL"
     return Job(
         scheduler="slurm",
@@ -102,7 +103,7 @@ def job(env: Environment) -> Job | None:
         num_nodes=len(hosts),
         gpus_on_node=read.optional("SLURM_GPUS_ON_NODE"),
         cpus_on_node=read.optional("SLURM_CPUS_ON_NODE"),
-        launch=f"{srun} {{command}}" if is_by_gpu and not groups else f"{srun}{which} --ntasks-per-node=1 {{command}}",
+        launch=f"{srun} {{command}}" if is_bare else f"{srun}{which} --ntasks-per-node=1 {{command}}",
         launch_one=f"{srun} --nodes=1 --ntasks=1 {{command}}",
         gpu_request="sbatch --gpus-per-node={gpus}",
         # slurmd sets SLURMD_NODENAME for the batch script and all tasks. salloc's shell lacks it: it runs where salloc

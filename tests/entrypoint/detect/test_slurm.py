@@ -54,6 +54,18 @@ def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
     assert "docker run" in refusal.value.fix
 
 
+@pytest.mark.parametrize(
+    ("asked", "is_by_gpu"), [("cpu=4,gres/gpu=1", True), ("gres/gpu:h100:1", True), ("cpu:4", False)]
+)
+def test_gpus_by_task_in_the_words_of_newer_releases(asked: str, is_by_gpu: bool) -> None:
+    """`sbatch --tres-per-task`, by https://slurm.schedmd.com/sbatch.html#OPT_SLURM_TRES_PER_TASK."""
+    found = recording.load(FOLDERS / "slurm_own" / "batch_gpus_per_task.node01.0.env")
+    variables = {name: found[name] for name in found if name != "SLURM_GPUS_PER_TASK"}
+    with pytest.raises(MusterError, match="nothing started this process") as refusal:
+        detect(Environment(variables | {"SLURM_TRES_PER_TASK": asked}, host="node01"))
+    assert (refusal.value.fix == "srun train ddp") == is_by_gpu
+
+
 def test_a_task_whose_container_got_its_rank_alone_does_not_train_alone() -> None:
     """As by docker run -e SLURM_PROCID -e SLURM_NTASKS."""
     of_step = [("SLURM_STEP_ID",), ("SLURM_STEP_NODELIST", "SLURM_NODEID")]
