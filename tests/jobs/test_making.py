@@ -180,6 +180,7 @@ def test_generic_profiles_name_nothing_of_a_site() -> None:
         # Without --mem a job gets the default memory, which may be a core's.
         ("slurm", ("#SBATCH --exclusive --mem=0 ",)),
         *((name, ("CPUs are aarch64", "nobody has built")) for name in ("alps", "isambard-ai", "jupiter")),
+        ("alps", ("documents no apptainer", "--environment=EDF")),
     ],
 )
 def test_what_a_site_takes_is_asked_for_or_said(site_name: str, lines: tuple[str, ...]) -> None:
