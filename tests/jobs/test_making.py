@@ -176,6 +176,7 @@ def test_generic_profiles_name_nothing_of_a_site() -> None:
     [
         # Its queue prod takes no job of less than 10 nodes.
         ("polaris", (" -q debug\n", "10 to 496 nodes", " --cpu-bind none)")),
+        ("polaris", ("load spack-pe-base; module load apptainer\n",)),
         ("pbs", ("/var/run/palsd ]", "--cpu-bind none")),
         # Without --mem a job gets the default memory, which may be a core's.
         ("slurm", ("#SBATCH --exclusive --mem=0 ",)),
