@@ -177,6 +177,8 @@ def test_generic_profiles_name_nothing_of_a_site() -> None:
         # Its queue prod takes no job of less than 10 nodes.
         ("polaris", (" -q debug\n", "10 to 496 nodes", " --cpu-bind none)")),
         ("polaris", ("load spack-pe-base; module load apptainer\n",)),
+        # NERSC's plugin has to be that of the image's CUDA.
+        ("perlmutter", (" --gpu --nccl-cu13 ",)),
         # ALCF allows --fakeroot job by job.
         ("polaris", (" -l singularity_fakeroot=true\n", " --fakeroot ")),
         ("pbs", ("/var/run/palsd ]", "--cpu-bind none")),
