@@ -34,6 +34,8 @@ def test_the_first_sites_are_there() -> None:
         ("frontier", {"LMOD_SYSTEM_NAME": "frontier"}, None),
         ("lumi", {"SLURM_CLUSTER_NAME": "lumi"}, "nid005001"),
         ("leonardo", {}, "login02.leonardo.cineca.it"),
+        ("leonardo", {}, "login02.leonardo.local"),
+        ("leonardo", {}, "lrdn0271.leonardo.local"),
         ("alps", {}, "clariden-ln001"),
         ("isambard-ai", {"PROJECTDIR_PUBLIC": "/projects/public/brics"}, "nid001012"),
     ],
