@@ -179,6 +179,7 @@ def test_generic_profiles_name_nothing_of_a_site() -> None:
         ("polaris", ("load spack-pe-base; module load apptainer\n",)),
         # NERSC's plugin has to be that of the image's CUDA.
         ("perlmutter", (" --gpu --nccl-cu13 ",)),
+        ("leonardo", ("\n  singularity exec --nv ",)),  # there is no apptainer
         # ALCF allows --fakeroot job by job.
         ("polaris", (" -l singularity_fakeroot=true\n", " --fakeroot ")),
         ("pbs", ("/var/run/palsd ]", "--cpu-bind none")),
