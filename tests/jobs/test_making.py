@@ -180,6 +180,7 @@ def test_generic_profiles_name_nothing_of_a_site() -> None:
         # NERSC's plugin has to be that of the image's CUDA.
         ("perlmutter", (" --gpu --nccl-cu13 ",)),
         ("leonardo", ("\n  singularity exec --nv ",)),  # there is no apptainer
+        ("leonardo", (' --bind "/leonardo_work" ',)),  # where $WORK is
         # ALCF allows --fakeroot job by job.
         ("polaris", (" -l singularity_fakeroot=true\n", " --fakeroot ")),
         ("pbs", ("/var/run/palsd ]", "--cpu-bind none")),
