@@ -37,6 +37,7 @@ def test_the_first_sites_are_there() -> None:
         ("leonardo", {}, "login02.leonardo.local"),
         ("leonardo", {}, "lrdn0271.leonardo.local"),
         ("alps", {}, "clariden-ln001"),
+        ("alps", {}, "santis-ln001"),
         ("isambard-ai", {"PROJECTDIR_PUBLIC": "/projects/public/brics"}, "nid001012"),
     ],
 )
