@@ -23,6 +23,7 @@ def test_the_first_sites_are_there() -> None:
     [
         ("derecho", {"LMOD_SYSTEM_NAME": "derecho"}, None),
         ("derecho", {}, "derecho3"),
+        ("derecho", {}, "deg0037.hsn.de.hpc.ucar.edu"),
         ("juwels-booster", {}, "jwb0001.juwels"),
         ("juwels-booster", {"SYSTEMNAME": "juwelsbooster"}, None),
         ("jureca", {"SYSTEMNAME": "jurecadc"}, None),
