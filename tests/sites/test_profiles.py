@@ -59,6 +59,14 @@ def test_no_other_sites_hosts_are_taken_for_this_one(path: Path) -> None:
         assert site is None or site.name == path.stem, host
 
 
+@pytest.mark.parametrize("path", ALL_SITES, ids=names)
+def test_counts_of_infiniband_fit_into_its_fields(path: Path) -> None:
+    """Retries have 3 bits: of 10 an adapter takes 2, fewer than NCCL's own 7. NCCL documents timeouts up to 22."""
+    variables = profiles.load_site(path).variables
+    for name, most in (("NCCL_IB_RETRY_CNT", 7), ("NCCL_IB_TIMEOUT", 22)):
+        assert name not in variables or int(str(variables[name].value)) <= most
+
+
 def test_the_head_ends_at_the_first_table() -> None:
     assert recognise.head(VALID) == VALID.partition("\n[sources]")[0] + "\n"
     assert recognise.head("[a]\nb = 1\n") == ""
