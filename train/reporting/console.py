@@ -205,8 +205,8 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
         # A character that has no place in a file name or in UTF-8 must not end the run either.
         log = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
         # Only this program's own words: variables may hold secrets.
-        place = f"rank {world.rank} of {world.world_size} on {one_line(world.host)}, {world.device}, pid {os.getpid()}"
-        log.write(f"=== {now()} {place}: {one_line(command)}\n")
+        place = f"rank {world.rank} of {world.world_size} on {one_line(world.host)}, {world.device}"
+        log.write(f"=== {now()} {place}, process {os.getpid()}: {one_line(command)}\n")
     except OSError as error:
         notify(f"note: rank {world.rank} on {world.host} has no log file: {error}")
         return
