@@ -22,6 +22,7 @@ from muster.entrypoint import cli
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from tests.entrypoint.conftest import COMMANDS, clean_environment
+from tests.train.conftest import free_port
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -433,8 +434,7 @@ def test_a_taken_port_is_named_and_nothing_starts(command: Run, hello: Path) -> 
 
 @pytest.mark.process
 def test_a_master_that_never_comes_has_a_deadline_and_a_name(command: Run, hello: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     where = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-timeout=2"]
     answer = command("muster", "run", *where, str(hello), "0")
     assert answer.returncode == 1
@@ -445,8 +445,7 @@ def test_a_master_that_never_comes_has_a_deadline_and_a_name(command: Run, hello
 
 @pytest.mark.process
 def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--nproc-per-node=1"]
     first = subprocess.Popen(
         [str(Path(sys.executable).parent / "muster"), "run", *where, "--node-rank=1", str(hello), "0"],
@@ -468,8 +467,7 @@ def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
 @pytest.mark.parametrize("refusing", [0, 1])
 def test_a_node_that_can_not_start_ends_the_others(command: Run, hello: Path, refusing: int) -> None:
     """As where a script, or the fabric, is missing on one node: the others would wait for a quarter of an hour."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--nproc-per-node=1"]
     scripts = ["no-such-script.py" if rank == refusing else str(hello) for rank in (0, 1)]
     with ThreadPoolExecutor() as pool:

@@ -119,6 +119,7 @@ def write_shards(folder: Path, images: ImageFiles, order: list[int], limit: int)
                 member.size = len(part)
                 shard.addfile(member, io.BytesIO(part))
     finally:
+        del shown  # which ends its threads: as garbage it may be collected in one of those that it waits for
         if shard is not None:
             close(shard)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -108,6 +109,20 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
         with pytest.raises(MusterError, match="Input/output error"):
             pack.pack(folder, tmp_path / place, shard_mb=1, seed=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "shards"]
+
+
+def test_the_threads_of_a_packing_that_failed_are_ended_by_it(packed, tmp_path, monkeypatch):
+    """As garbage, with the error's traceback, it was collected in a thread that it then waited for, and hung."""
+
+    def fail(*_):
+        raise OSError(5, "Input/output error", "a shard")
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", fail)
+    before = set(threading.enumerate())
+    with pytest.raises(MusterError) as raised:
+        pack.pack(packed[0], tmp_path / "new", shard_mb=1, seed=0)
+    assert set(threading.enumerate()) <= before
+    assert raised.tb is not None  # held until here
 
 
 @pytest.mark.parametrize("place", ["new/..", "images/shards", "images/a class/shards"])
