@@ -80,7 +80,7 @@ def _is_brief(parameter: Any) -> bool:
 
 
 def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
-    """The option's name and its help beside it; below it where the name is long."""
+    """The name of an option or argument and its help beside it; below it where the name is long."""
     names = [", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.metavar]
     # What turns off a flag that is off anyway is for those who turn it on in a file.
     if parameter.default is not False:
@@ -103,7 +103,7 @@ def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
 
 
 def _values(parameter: Any) -> str:
-    """What an option takes: its choices, or N for a whole number, X for another, TEXT."""
+    """What an option takes: its own word, its choices, or N for a whole number, X for another, TEXT."""
     if parameter.param_type_name != "option" or parameter.is_flag:
         return ""
     kind = parameter.type_descriptor.annotation

@@ -209,20 +209,22 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     Source: https://github.com/radical-cybertools/radical.pilot (agent/launch_method/mpirun.py: MPT_MPI_RANK)
     Source: https://docs.openpmix.org/en/latest/ (PMIX_RANK)
     """
+    if options.num_nodes == 1:
+        return
     places = [name for name in ("ALPS_APP_PE", "MPT_MPI_RANK") if name in env]
     places += ["HOROVOD_SIZE"] if env.get("HOROVOD_SIZE", "1") != "1" else []
     if job is NO_SCHEDULER:
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
         places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
         places += [name for name, several in manual.LISTS.items() if re.search(several, env.get(name, ""))]
-        for name in manual.TEXT_FILES if options.num_nodes != 1 else ():
+        for name in manual.TEXT_FILES:
             fix = f"MUSTER_HOSTS=$(awk '{{print $1}}' ${name} | sort -u | paste -sd,) on each node; for one: --nnodes 1"
             # A line for each host, in OAR's for each core; in Donau's more follows.
             hosts = re.findall(r"^[ \t]*(\S+)", Reader(env, fix).text_file(name), re.MULTILINE) if env.get(name) else ()
             places += [name] if len(set(hosts)) > 1 else []
         others = r"PMIX_RANK|JOB_COMPLETION_INDEX|K_MPI_JOB_ROLE|LWS_WORKER_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
         places += [name for name in env if re.fullmatch(others, name)]
-    if places and options.num_nodes != 1:
+    if places:
         raise MusterError(
             "these variables speak of several processes or nodes, but nothing tells which of them this is",
             seen=Reader(env, "").seen("RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),

@@ -365,7 +365,7 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
     # DeepSpeed's scripts have the option too, and it reads the variable.
     if (found := re.search(r"--local[_-]rank\b", text)) and not re.search("LOCAL_RANK|deepspeed", text):
         notes.append(f"{name} takes {found[0]}, which no rank is given: let it read LOCAL_RANK, as under torchrun")
-    # Under torchrun too.
+    # So it does under torchrun. Source: https://github.com/huggingface/accelerate (src/accelerate/state.py)
     on_cpus = allocation.world_size > 1 and not allocation.gpus_seen and "ACCELERATE_USE_CPU" not in env
     is_told = "cpu=True" in text or any(re.match("--(use[-_])?cpu(=|$)", word) for word in program.words[1:])
     if on_cpus and not is_told and re.search(r"(\bAccelerator|TrainingArguments)\b", text):

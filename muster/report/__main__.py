@@ -6,7 +6,6 @@ if __name__ == "__main__":
     interruption.start("muster report")
 
 import argparse
-from contextlib import suppress
 from pathlib import Path
 
 from muster.errors import one_line
@@ -19,21 +18,13 @@ def report(given: list[str], output: Path | None) -> Path:
     Raises:
         MusterError: there is no run, it can't be read, or the folder is taken or can't be written.
     """
-    # `runs/*` names the page of an earlier `muster report runs` too.
-    found, notes = runs.read_all([path for path in given if not is_page_alone(Path(path))] or given)
+    found, notes = runs.read_all(given)
     folder = page.choose_folder(given, found, output)
     facts = tables.facts(found)
     scalings, left_out = scaling.find(found)
     notes += left_out
     tables.show(found, facts, scalings, notes)
     return page.write(folder, page.render(found, facts, scalings, notes))
-
-
-def is_page_alone(folder: Path) -> bool:
-    """Whether `folder` is a report's, and no run's."""
-    with suppress(OSError):
-        return page.is_report(folder) and not runs.holds_run(folder)
-    return False  # what can't be looked at is told as any other
 
 
 def main() -> None:

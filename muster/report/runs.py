@@ -108,13 +108,18 @@ def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
     """The runs that the paths `given` stand for, each once, with labels that differ; and notes on what is left out.
 
     Raises:
-        MusterError: a path does not exist or may not be searched, or there is no run that can be read.
+        MusterError: a path does not exist, or there is no run that can be read.
     """
     runs: dict[Path, Run] = {}
     refused: list[MusterError] = []
     for text in given:
-        for run in _read(Path(text), refused):
-            runs.setdefault(run.folder.resolve(), run)
+        try:
+            for run in _read(Path(text), refused):
+                runs.setdefault(run.folder.resolve(), run)
+        except MusterError as error:
+            if not os.path.exists(text):
+                raise
+            refused.append(error)
     if not runs:
         raise refused[0]
     names = [run.label for run in runs.values()]
@@ -127,13 +132,15 @@ def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
 
 
 def _read(path: Path, refused: list[MusterError]) -> list[Run]:
-    """The run at `path`, or those in the folder `path`; `refused` gets why one that is there is not among them."""
+    """The run at `path`, or those in the folder `path`; `refused` gets why one in it can't be read."""
     folder = path.parent if path.name in (SUMMARY, METRICS) and not os.path.isdir(path) else path
+    if holds_run(folder):
+        return [_open(folder)]
     if not os.path.isdir(folder):
         raise MusterError("there is no run", seen=str(path), fix=USAGE)
     found: list[Run] = []
     num_refused = len(refused)
-    for one in [folder] if holds_run(folder) else sorted(folder.iterdir(), key=lambda path: by_numbers(path.name)):
+    for one in sorted(folder.iterdir(), key=lambda path: by_numbers(path.name)):
         try:
             if holds_run(one):
                 found.append(_open(one))
@@ -141,7 +148,7 @@ def _read(path: Path, refused: list[MusterError]) -> list[Run]:
             refused.append(error)  # it must not hide the others
     if not found and len(refused) == num_refused:
         seen = f"{path}, without {SUMMARY} or {METRICS} in it or in its folders"
-        refused.append(MusterError("there is no run in this folder", seen=seen, fix=USAGE))
+        raise MusterError("there is no run in this folder", seen=seen, fix=USAGE)
     return found
 
 

@@ -96,15 +96,17 @@ def test_shards_stay_below_their_size(tmp_path, make_images):
     assert (len(source.train), len(source.valid)) == (360, 40)
 
 
+def fail(*_):
+    """A stand-in for writing to a disk that fails."""
+    raise OSError(5, "Input/output error", "a shard")
+
+
 def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, monkeypatch):
     folder, out = packed
     with pytest.raises(MusterError, match="nothing is overwritten"):
         pack.pack(folder, out, shard_mb=1, seed=0)
 
-    def fail(*_):
-        raise OSError(5, "Input/output error", "a shard")
-
-    monkeypatch.setattr(tarfile.TarFile, "addfile", fail)  # a stand-in for a disk that fails
+    monkeypatch.setattr(tarfile.TarFile, "addfile", fail)
     for place in ("new", "a/new/place"):
         with pytest.raises(MusterError, match="Input/output error"):
             pack.pack(folder, tmp_path / place, shard_mb=1, seed=0)
@@ -113,9 +115,6 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
 
 def test_the_threads_of_a_packing_that_failed_are_ended_by_it(packed, tmp_path, monkeypatch):
     """As garbage, with the error's traceback, it was collected in a thread that it then waited for, and hung."""
-
-    def fail(*_):
-        raise OSError(5, "Input/output error", "a shard")
 
     monkeypatch.setattr(tarfile.TarFile, "addfile", fail)
     before = set(threading.enumerate())
