@@ -37,8 +37,8 @@ VARIABLES = (
 PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_")
 # /system.slice/slurmstepd.scope/job_9/step_0/user/task_0      cgroup v2; node1_slurmstepd.scope with several slurmd
 # /slurm/uid_1000/job_5/step_0                                 cgroup v1; slurm_node1 with several slurmd
-# Source: https://slurm.schedmd.com/cgroup_v2.html
-CGROUP = re.compile(r"/[\w.-]*slurm[\w.-]*/(?:uid_\d+/)?job_\d+")
+# Source: https://slurm.schedmd.com/cgroup_v2.html (from 26.05 on sEKNKTV3WPV500, the job's SLUID, in place of job_9)
+CGROUP = re.compile(r"/[\w.-]*slurm[\w.-]*/(?:uid_\d+/)?(?:job_\d+|s[0-9A-Z]{13}/step_\w+)")
 MOUNT = re.compile(r"/slurmd/(?:[^/\s]+/)?job\d+(?:/|$)")
 PARENT = re.compile(r"^(slurmstepd|salloc)$")
 

@@ -39,6 +39,7 @@ SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
     [
         ("0::/system.slice/slurmstepd.scope/job_9/step_0/user/task_0\n", "slurm"),
         ("0::/system.slice/node1_slurmstepd.scope/job_9/step_batch/user/task_special\n", "slurm"),
+        ("0::/system.slice/slurmstepd.scope/sEKNKTV3WPV500/step_0/user/task_0\n", "slurm"),
         ("9:name=systemd:/\n4:memory:/slurm/uid_0/job_5/step_0\n0::/\n", "slurm"),
         ("4:memory:/slurm_node1/uid_1000/job_5/step_batch/task_0\n", "slurm"),
         ("5:devices:/pbs_jobs.service/jobid/7.pbshead\n", "pbs"),
