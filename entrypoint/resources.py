@@ -38,10 +38,11 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them.
-        # HTCondor hides them by 10000.
-        is_device = re.compile(r"\s*([0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]+)\s*").fullmatch
-        return len(list(takewhile(is_device, visible.split(",")))), f"CUDA_VISIBLE_DEVICES={visible}"
+        # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them, as
+        # does HTCondor's 10000. Of parts of GPUs (MIG) every process sees the first alone.
+        is_device = re.compile(r"\s*([0-9]{1,4}|GPU-[0-9A-Za-z-]+)\s*").fullmatch
+        is_part = re.match(r"\s*MIG-[0-9A-Za-z/-]+\s*(,|$)", visible)
+        return 1 if is_part else len(list(takewhile(is_device, visible.split(",")))), f"CUDA_VISIBLE_DEVICES={visible}"
     if gpus_on_node is not None:
         return gpus_on_node, "the scheduler's GPUs on this node"
     if env.is_live:
@@ -144,7 +145,6 @@ def processes_per_node(env: Environment, options: LaunchOptions, job: Job) -> tu
     if given == "gpu" and not num_gpus:
         raise MusterError(f"{name}=gpu, but there is no GPU", seen=source, fix="--nproc-per-node 2")
     if given not in (None, "gpu", "auto"):
-        raise MusterError(
-            f"{name} is a number from 1, or gpu, cpu, auto", seen=f"{name}={given}", fix="--nproc-per-node 2"
-        )
+        wrong = f"{name} is a number from 1, or gpu, cpu, auto"
+        raise MusterError(wrong, seen=f"{name}={given}", fix="--nproc-per-node 2")
     return (num_gpus, source) if num_gpus else (NPROC_WITHOUT_GPU, f"no GPU ({source})")

@@ -55,6 +55,19 @@ def test_the_number_by_which_htcondor_hides_gpus_is_none(visible: str, count: in
     assert resources.gpus(Environment({"CUDA_VISIBLE_DEVICES": visible}, "c1"), None)[0] == count
 
 
+@pytest.mark.parametrize(
+    "visible",
+    [
+        "MIG-c7384736-a75d-5afc-978f-d2f1294409fd,MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d",
+        "MIG-GPU-8a56a4bc/3/0,MIG-GPU-8a56a4bc/4/0",
+    ],
+)
+def test_of_several_parts_of_gpus_a_process_takes_the_first(visible: str) -> None:
+    """By https://github.com/pytorch/pytorch/pull/92315 CUDA and torch show each process that one alone: two ranks would
+    share it, which NCCL refuses."""
+    assert resources.gpus(Environment({"CUDA_VISIBLE_DEVICES": visible}, "c1"), None)[0] == 1
+
+
 def test_a_job_of_grid_engine_takes_the_gpus_that_were_granted(devices: Path) -> None:
     """Grid Engine names them, and hides those of others only where the site has told it to."""
     script = recording.load(FOLDERS / "grid_engine_own" / "serial_gpu_script.node01.x.env")
