@@ -45,15 +45,14 @@ def job(env: Environment) -> Job | None:
         raise MusterError("FLUX_JOB_ID is missing or no job id", seen=f"FLUX_JOB_ID={job_id}", fix=read.fix)
     num_nodes = read.number("FLUX_JOB_NNODES") if is_job else None
     source = read.seen("FLUX_JOB_NNODES") or read.seen("FLUX_URI")
+    fix = FIX_HOSTS if is_job else read.fix
     return Job(
         scheduler="flux",
         job_id=job_id,
         num_nodes=num_nodes,
         launch=launch(num_nodes),
         gpu_request="flux batch or flux run with --gpus-per-node={gpus}, or -g 1 for a task",
-        problem=MusterError(
-            "Flux does not say which nodes its job has", seen=source, fix=FIX_HOSTS if is_job else read.fix
-        ),
+        problem=MusterError("Flux does not say which nodes its job has", seen=source, fix=fix),
         sources={
             "scheduler": read.seen("FLUX_JOB_ID") or read.seen("FLUX_URI"),
             "job_id": read.seen("FLUX_JOB_ID") or "none: a shell of the instance",

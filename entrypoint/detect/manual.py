@@ -25,23 +25,25 @@ from muster.errors import MusterError
 # Source: https://github.com/Netflix/metaflow/blob/master/metaflow/plugins/parallel_decorator.py
 # Source: https://it4innovations.github.io/hyperqueue/stable/jobs/multinode/
 # Source: https://github.com/facebookincubator/submitit/blob/main/submitit/local/local.py
-# Source: https://github.com/intelligent-machine-learning/dlrover (NODE_NUM)
-# Source: https://github.com/PKUHPC/CraneSched
+# Source: https://github.com/intelligent-machine-learning/dlrover (NODE_NUM), https://github.com/PKUHPC/CraneSched
+# Source: https://github.com/lablup/backend.ai/blob/main/docs/concepts/networking.rst
 NUMBERS = (
-    "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES",
-    "DSTACK_NODES_NUM", "HQ_NUM_NODES", "LEPTON_JOB_TOTAL_WORKERS", "MF_PARALLEL_NUM_NODES", "MLP_WORKER_NUM",
-    "NGC_ARRAY_SIZE", "NHOSTS", "NNODES", "NODE_COUNT", "NODE_NUM", "NUM_NODES", "PJM_NODE", "SKYPILOT_NUM_NODES",
-    "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
+    "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BACKENDAI_CLUSTER_SIZE", "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE",
+    "CRANE_JOB_NUM_NODES", "DSTACK_NODES_NUM", "HQ_NUM_NODES", "LEPTON_JOB_TOTAL_WORKERS", "MF_PARALLEL_NUM_NODES",
+    "MLP_WORKER_NUM", "NGC_ARRAY_SIZE", "NHOSTS", "NNODES", "NODE_COUNT", "NODE_NUM", "NUM_NODES", "PJM_NODE",
+    "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
     "SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
-# SageMaker's ["algo-1","algo-2"] the comma. Jhinno's Unischeduler has a number of cores behind each: gpu01 4 gpu02 4.
+# SageMaker's ["algo-1","algo-2"] the comma. Jhinno's Unischeduler and HPC Pack tell the cores of each: gpu01 4 gpu02 4.
 # An MPIJob's launcher has a file of its workers, for MPICH, Intel MPI or Open MPI; older ones tell no role.
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
 # Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training
+# Source: https://github.com/Azure/hpcpack-linux-agent (CCP_NODES)
 # Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/controller/mpi_job_controller.go
 LISTS = {
     "AZ_BATCH_HOST_LIST": ",",
+    "CCP_NODES": r"\s\d+\s+\S",
     "CLUSTER_SPEC": "workerpool1",
     "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",

@@ -195,9 +195,8 @@ def task(env: Environment, job: Job) -> Task | None:
     # rank is never computed from node and local rank, only checked against this list.
     ranks = env["SLURM_GTIDS"].split(",") if "SLURM_GTIDS" in env else None
     is_listed = ranks is None or (len(ranks) == on_node and ranks[local_rank] == str(rank))
-    agree(
-        is_listed, "the ranks on this node", "SLURM_GTIDS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"
-    )
+    names = ("SLURM_GTIDS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+    agree(is_listed, "the ranks on this node", *names)
     # The ranks meet on the first node. Only an order by hostfile puts rank 0 elsewhere, and only there it is seen.
     if max(tasks_per_node) > 1 and (env.get("SLURM_DISTRIBUTION") == "arbitrary" or (rank == 0 and node_rank != 0)):
         raise MusterError(
