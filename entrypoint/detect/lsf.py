@@ -22,6 +22,7 @@ Source: https://github.com/openpmix/prrte/tree/master/src/mca/ess/lsf (the count
 """
 
 import re
+import shutil
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -64,7 +65,7 @@ def job(env: Environment) -> Job | None:
         num_nodes=len(slots) or None,
         slots=tuple(slots.values()),
         cpus_on_node=read.cpus(slots),
-        launch=_launch(slots),
+        launch=_launch(slots, env),
         gpu_request="bsub -gpu num={gpus}",
         problem=problem,
         sources={
@@ -93,9 +94,11 @@ def _has_launch_node(slots: tuple[int, ...]) -> bool:
     return len(slots) > 1 and slots[0] == 1 and min(slots[1:]) > 1
 
 
-def _launch(slots: dict[str, int]) -> str:
+def _launch(slots: dict[str, int], env: Environment) -> str:
     counts = tuple(slots.values())
-    if _has_launch_node(counts):
+    # Elsewhere LSF fills hosts one after the other: the first may have a single slot left.
+    has_jsrun = not env.is_live or shutil.which("jsrun", path=env.get("PATH"))
+    if has_jsrun and _has_launch_node(counts):
         sets = f"--nrs={len(slots) - 1} --rs_per_host=1 --tasks_per_rs=1 --cpu_per_rs=ALL_CPUS --gpu_per_rs=ALL_GPUS"
         # By default jsrun binds a task to one core of its set.
         return f"jsrun {sets} --bind=rs {{command}}"

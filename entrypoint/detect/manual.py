@@ -119,11 +119,8 @@ def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> T
     source = job.sources["hosts"]
     own = Reader(env, fix).own_index(job.hosts, source)
     if own is None:
-        raise MusterError(
-            f"this host, {env.host}, is not in the job's list of nodes",
-            seen=f"{source}: {' '.join(job.hosts[:20])}",
-            fix=fix,
-        )
+        wrong = f"this host, {env.host}, is not in the job's list of nodes"
+        raise MusterError(wrong, seen=f"{source}: {' '.join(job.hosts[:20])}", fix=fix)
     note = f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is taken for granted"
     sources = {"launcher": mark, "node_rank": f"the place of {env.host} in {source}"}
     return Task.one_a_node(launcher, own, len(job.hosts), job.hosts, sources, (note,) if len(job.hosts) > 1 else ())

@@ -665,6 +665,19 @@ def test_the_launch_line_is_in_the_words_of_the_mpiexec_that_is_here(
     assert words in refusal.value.fix
 
 
+@pytest.mark.parametrize("program", ["blaunch", "jsrun"])
+def test_the_first_of_lsfs_hosts_is_the_launch_node_of_jsrun_only_where_there_is_one(
+    tmp_path: Path, program: str
+) -> None:
+    """LSF fills its hosts one after the other: of eight slots one may be left on the first."""
+    (tmp_path / program).touch(0o755)
+    job = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "hosta 1 hostb 7", "PATH": str(tmp_path)}
+    with pytest.raises(MusterError) as refusal:
+        detect(Environment(job, "hosta", is_live=True))
+    assert refusal.value.fix.startswith(f"{program} ")
+    assert ("-z 'hosta hostb' " in refusal.value.fix) == (program == "blaunch")
+
+
 def test_a_job_of_pbs_is_read_where_the_working_directory_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
