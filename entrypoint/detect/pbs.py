@@ -34,8 +34,8 @@ TEXT_FILES = ("PBS_NODEFILE",)
 
 PREFIXES = ("PBS_",)
 # /pbs_jobs.service/jobid/7.pbshead                            /pbs_jobs.service/jobs/... with cgroup v2
-# Source: https://github.com/openpbs/openpbs/blob/master/test/tests/functional/pbs_cgroups_hook.py
-CGROUP = re.compile(r"/pbs_jobs\.service/[^/\s]+/[^/\s]+")
+# Source: https://github.com/openpbs/openpbs/blob/master/test/tests/functional/pbs_cgroups_hook.py (.slice: earlier)
+CGROUP = re.compile(r"/pbs_jobs\.service/[^/\s]+/[^/\s]+|/pbspro\.slice/pbspro-\d[^/\s]*")
 MOUNT = re.compile(r"/(?:pbs|PBS|torque)/aux/+\d[^/\s]*$")
 PARENT = re.compile(r"^pbs_mom$")
 

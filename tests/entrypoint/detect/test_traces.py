@@ -44,6 +44,7 @@ SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
         ("4:memory:/slurm_node1/uid_1000/job_5/step_batch/task_0\n", "slurm"),
         ("5:devices:/pbs_jobs.service/jobid/7.pbshead\n", "pbs"),
         ("0::/pbs_jobs.service/jobs/12[3].pbshead\n", "pbs"),
+        ("4:memory:/pbspro.slice/pbspro-7.pbshead.slice\n", "pbs"),
         ("0::/system.slice/flux.service\n", "flux"),
     ],
 )
