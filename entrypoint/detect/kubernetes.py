@@ -6,9 +6,10 @@
     Volcano                        VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job VC_TASK_INDEX=1 (VK_TASK_INDEX)
     indexed Job, JobSet            JOB_COMPLETION_INDEX=1; how many there are only its author may tell, by NNODES=2
     MPIJob                         K_MPI_JOB_ROLE=launcher, whose mpirun starts processes in the pods with =worker
+    Volcano's MPI plugin           MPI_HOST=job-worker-0.job,job-worker-1.job in the master's pod, which runs mpirun
 
 Source: https://github.com/kubeflow/training-operator/blob/master/pkg/controller.v1/pytorch/envvar.go
-Source: https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_svc_plugin.md
+Source: https://github.com/volcano-sh/volcano/tree/master/docs/user-guide (how_to_use_svc_plugin.md, ..._mpi_plugin.md)
 Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
 Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/controller/mpi_job_controller.go
 Source: https://lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables/
@@ -26,7 +27,7 @@ from muster.errors import MusterError
 
 VARIABLES = (
     "GPUS_PER_NODE", "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "K_MPI_JOB_ROLE", "LOCAL_SIZE",
-    "LOCAL_WORLD_SIZE", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "PET_MASTER_ADDR",
+    "LOCAL_WORLD_SIZE", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "MPI_HOST", "PET_MASTER_ADDR",
     "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS",
     "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
 )  # fmt: skip
@@ -34,7 +35,10 @@ VARIABLES = (
 PREFIXES = ("LWS_", "PET_", "VC_", "VK_")
 
 FIX = "on each pod: {start} --nnodes PODS --node-rank INDEX --master-addr HOST{rest}"
-FIX_MPI = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node --bind-to none {command}"
+FIX_MPI = {
+    "K_MPI_JOB_ROLE": "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node --bind-to none {command}",
+    "MPI_HOST": "in the master's pod: mpirun --host $MPI_HOST -n PODS --map-by ppr:1:node --bind-to none {command}",
+}
 
 _HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
 # By which an author tells the number of pods, where WORLD_SIZE counts processes.
@@ -52,7 +56,7 @@ def job(env: Environment) -> Job | None:
     if not pod and not index:
         return None
     of_pod = pod.sources if pod else {"num_nodes": f"{index}: one of several pods", "hosts": _NO_NAMES}
-    fix = FIX_MPI if "K_MPI_JOB_ROLE" in env else FIX
+    fix = next((FIX_MPI[name] for name in FIX_MPI if name in env), FIX)
     problem = MusterError("nothing tells the names of the job's pods", seen=of_pod["num_nodes"], fix=fix)
     return Job(
         scheduler="kubernetes",
@@ -75,7 +79,7 @@ def task(env: Environment, job: Job) -> Task | None:
 
 def _pod(env: Environment) -> Task | None:
     """Which of the job's pods this is; None where it is alone, or where nothing tells how many there are."""
-    if any(_HOSTS_OF_VOLCANO.fullmatch(name) for name in env):
+    if "MPI_HOST" not in env and any(_HOSTS_OF_VOLCANO.fullmatch(name) for name in env):
         return _of_volcano(Reader(env, FIX))
     # Not any name that begins so: a Service called pet-shop gives all pods PET_SHOP_PORT.
     if {"PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT"} & env.keys():

@@ -101,17 +101,11 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
         _check_variable(env, job, node_rank)
     rank_source = f"{name}={node_rank}"
     if num_nodes is None:
-        raise MusterError(
-            f"{name} needs the number of nodes",
-            seen=f"{rank_source} without --nnodes",
-            fix=f"--nnodes N --node-rank {node_rank}",
-        )
+        wrong = f"{name} needs the number of nodes"
+        raise MusterError(wrong, seen=f"{rank_source} without --nnodes", fix=f"--nnodes N --node-rank {node_rank}")
     if node_rank >= num_nodes:
-        raise MusterError(
-            "the node rank must be below the number of nodes",
-            seen=f"{num_source} {rank_source}",
-            fix=f"--node-rank 0 to {num_nodes - 1}",
-        )
+        wrong = "the node rank must be below the number of nodes"
+        raise MusterError(wrong, seen=f"{num_source} {rank_source}", fix=f"--node-rank 0 to {num_nodes - 1}")
     alone = (env.host,) if num_nodes == 1 and env.host else ()
     hosts = job.hosts if len(job.hosts) == num_nodes else alone
     notes = (f"by hand: node rank {node_rank} of {num_nodes}, as {name} says",)

@@ -457,6 +457,16 @@ def test_volcanos_tasks_may_have_any_names() -> None:
         assert (found.node_rank, found.hosts[0]) == (rank, "job-leader-0.job")
 
 
+def test_the_masters_pod_of_volcanos_mpi_plugin_is_no_node() -> None:
+    """By https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_mpi_plugin.md"""
+    workers = "job-worker-0.job,job-worker-1.job"
+    first = recording.load(FOLDERS / "documented" / "volcano_workers.job-worker-0.0.env")
+    master = changed(replace(first, host="job-master-0"), VC_MASTER_HOSTS="job-master-0.job", MPI_HOST=workers)
+    with pytest.raises(MusterError, match="how many nodes this job of kubernetes has can't be told") as refusal:
+        detect(master)
+    assert "mpirun --host $MPI_HOST -n PODS " in refusal.value.fix
+
+
 def test_the_pods_of_a_leaderworkerset_meet_at_their_leader() -> None:
     worker = recording.load(FOLDERS / "documented" / "leader_worker_set.lws-0-1.1.env")
     # Where pods are named by a hash, the leader's address alone is told.
