@@ -175,11 +175,8 @@ def _check_variable(env: Environment, job: Job, node_rank: int) -> None:
     except MusterError:
         return
     if task and task.tasks_on_node > 1:
-        raise MusterError(
-            f"MUSTER_NODE_RANK stands for one process a node, and {task.launcher} started {task.tasks_on_node} here",
-            seen=f"{source} {task.sources['tasks_on_node']}",
-            fix="unset MUSTER_NODE_RANK",
-        )
+        wrong = f"MUSTER_NODE_RANK stands for one process a node, and {task.launcher} started {task.tasks_on_node} here"
+        raise MusterError(wrong, seen=f"{source} {task.sources['tasks_on_node']}", fix="unset MUSTER_NODE_RANK")
 
 
 def _check_single(task: Task) -> None:

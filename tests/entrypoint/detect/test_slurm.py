@@ -55,6 +55,19 @@ def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tasks", "words"),
+    [("4(x2)", " --cpus-per-task=32 "), ("1(x2)", " --cpus-per-task=8 "), ("4,1", " "), ("node", " ")],
+)
+def test_one_task_a_node_is_given_the_cores_of_all_tasks_of_the_job(tasks: str, words: str) -> None:
+    """It takes those of one of them: seen with SRUN_CPUS_PER_TASK in 22.05; from 23.11 on without, by its man page."""
+    script = recording.load(FOLDER / "a_sbatch_N2.node01.0.env")
+    told = {"SLURM_CPUS_PER_TASK": "8", "SLURM_TASKS_PER_NODE": tasks}
+    with pytest.raises(MusterError) as refusal:
+        detect(Environment({**script, **told}, "node01"))
+    assert refusal.value.fix == f"srun --nodes=2 --ntasks=2{words}--ntasks-per-node=1 train ddp"
+
+
+@pytest.mark.parametrize(
     ("asked", "is_by_gpu"), [("cpu=4,gres/gpu=1", True), ("gres/gpu:h100:1", True), ("cpu:4", False)]
 )
 def test_gpus_by_task_in_the_words_of_newer_releases(asked: str, is_by_gpu: bool) -> None:
