@@ -64,7 +64,7 @@ def test_the_number_by_which_htcondor_hides_gpus_is_none(visible: str, count: in
 )
 def test_of_several_parts_of_gpus_a_process_takes_the_first(visible: str) -> None:
     """By https://github.com/pytorch/pytorch/pull/92315 CUDA and torch show each process that one alone: two ranks would
-    share it, which NCCL refuses."""
+    share it, and are refused."""
     assert resources.gpus(Environment({"CUDA_VISIBLE_DEVICES": visible}, "c1"), None)[0] == 1
 
 
