@@ -85,7 +85,8 @@ def _launch(env: Environment, num_nodes: int | str) -> str:
     # Debian's /usr/bin/mpiexec leads by /etc/alternatives to orterun. Elsewhere Open MPI 5 calls it mpirun or mpiexec.
     is_own = program.name in ("mpiexec", "mpirun") and program.with_name("ompi_info").is_file()
     if path is None or not (is_own or re.search("openmpi|orterun|prterun", str(program))):
-        return f"mpiexec -n {num_nodes} -ppn 1 {{command}}"
+        unbound = " --cpu-bind none" if "pals" in program.parts else ""  # /opt/cray/pals/1.8/bin/mpiexec
+        return f"mpiexec -n {num_nodes} -ppn 1{unbound} {{command}}"
     # To another node it takes only those variables that it is given. By default it binds a process to one core.
     carried = " ".join(f"-x {name}" for name in ("PATH", "PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"))
     return f"mpiexec -n {num_nodes} --hostfile $PBS_NODEFILE --map-by ppr:1:node --bind-to none {carried} {{command}}"

@@ -675,6 +675,16 @@ def test_the_launch_line_is_in_the_words_of_the_mpiexec_that_is_here(
     assert words in refusal.value.fix
 
 
+def test_the_launch_line_of_cray_pals_leaves_a_task_all_cores(tmp_path: Path) -> None:
+    (tmp_path / "pals" / "1.8" / "bin").mkdir(parents=True)
+    (tmp_path / "pals" / "1.8" / "bin" / "mpiexec").touch(0o755)
+    (tmp_path / "nodes").write_text("pbsn1\npbsn2\n")
+    here = {"PATH": str(tmp_path / "pals" / "1.8" / "bin"), "PBS_NODEFILE": str(tmp_path / "nodes")}
+    with pytest.raises(MusterError) as refusal:
+        detect(replace(changed(TWO_NODES, **here), is_live=True, files={}))
+    assert refusal.value.fix == "mpiexec -n 2 -ppn 1 --cpu-bind none train ddp"
+
+
 @pytest.mark.parametrize("program", ["blaunch", "jsrun"])
 def test_the_first_of_lsfs_hosts_is_the_launch_node_of_jsrun_only_where_there_is_one(
     tmp_path: Path, program: str
