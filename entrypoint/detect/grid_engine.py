@@ -32,6 +32,9 @@ VARIABLES = (
 TEXT_FILES = ("PE_HOSTFILE",)
 
 PREFIXES = ("SGE_", "PE_")
+# /ocs8012.slice/ocs8012-jobs.slice/ocs8012-jobs-7.slice/ocs8012.7.master.scope      Open Cluster Scheduler with systemd
+# Source: https://github.com/hpc-gridware/clusterscheduler/blob/master/source/libs/sgeobj/ocs_Job.cc
+CGROUP = re.compile(r"/(\w+)\.slice/\1-jobs\.slice/(?:\1-jobs-[\d.]+\.slice/)?\1\.\d[\w.-]*\.scope")
 MOUNT = re.compile(r"/active_jobs/\d+\.\d+(?:/|$)")
 PARENT = re.compile(r"^sge_(shepherd|execd)$")
 

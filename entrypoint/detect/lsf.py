@@ -38,6 +38,9 @@ VARIABLES = (
 )  # fmt: skip
 
 PREFIXES = ("LSB_", "LSF_", "JSM_")
+# /lsf/euler/job.4711.2231.1700000000, by the cluster's name; or job.4711[2]. of an array
+# Source: https://github.com/ethz-hpc/collectd/blob/master/src/jobmetrics.c
+CGROUP = re.compile(r"/lsf/[^/\s]+/\w+\.\d+[.\[]")
 PARENT = re.compile(r"^(sbatchd|res)$")
 
 FIX_JOB = "start from a fresh job: `bsub < SCRIPT`, without setting LSB_ variables by hand"
@@ -119,11 +122,8 @@ def jsrun_task(env: Environment, job: Job) -> Task | None:
     slots = job.slots[own] if own is not None and own < len(job.slots) else None
     has_launch_node = _has_launch_node(job.slots)
     if slots is not None and (ranks.local_size > slots or (own == 0 and has_launch_node)):
-        raise MusterError(
-            f"jsrun's variables are here, but LSF gave the job {slots} slots on this host: they are left over",
-            seen=f"{read.seen(*JSRUN)}, {job.sources['hosts']}",
-            fix=FIX_JSRUN,
-        )
+        wrong = f"jsrun's variables are here, but LSF gave the job {slots} slots on this host: they are left over"
+        raise MusterError(wrong, seen=f"{read.seen(*JSRUN)}, {job.sources['hosts']}", fix=FIX_JSRUN)
     if own != 0 and (len(job.hosts) == ranks.num_nodes + 1 or has_launch_node):
         source = f"{job.sources['hosts']}, without the launch node {job.hosts[0]}"
         job = replace(job, hosts=job.hosts[1:], sources={**job.sources, "hosts": source})

@@ -165,11 +165,8 @@ def _check_variable(env: Environment, job: Job, node_rank: int) -> None:
     fix = "give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set"
     own = Reader(env, fix).own_index(job.hosts, source)
     if own not in (None, node_rank):
-        raise MusterError(
-            f"MUSTER_NODE_RANK says node rank {node_rank}, but this host is the one with {own}",
-            seen=f"{source} on {env.host}; {job.sources['hosts']}",
-            fix=fix,
-        )
+        wrong = f"MUSTER_NODE_RANK says node rank {node_rank}, but this host is the one with {own}"
+        raise MusterError(wrong, seen=f"{source} on {env.host}; {job.sources['hosts']}", fix=fix)
     try:
         task, _ = families.find_task(env, job)
     except MusterError:

@@ -46,6 +46,9 @@ SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
         ("0::/pbs_jobs.service/jobs/12[3].pbshead\n", "pbs"),
         ("4:memory:/pbspro.slice/pbspro-7.pbshead.slice\n", "pbs"),
         ("0::/system.slice/flux.service\n", "flux"),
+        ("5:cpuset:/lsf/euler/job.4711.2231.1700000000\n", "lsf"),
+        ("0::/ocs8012.slice/ocs8012-jobs.slice/ocs8012.21.scope\n", "grid_engine"),
+        ("0::/ocs8012.slice/ocs8012-jobs.slice/ocs8012-jobs-7.slice/ocs8012.7-1.node02.scope\n", "grid_engine"),
     ],
 )
 def test_the_control_group_tells(cgroup: str, owner: str) -> None:
@@ -56,7 +59,16 @@ def test_the_control_group_tells(cgroup: str, owner: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "cgroup", ["", "0::/\n", DOCKER, SESSION, "0::/system.slice/slurmd.service\n", "0::/kubepods.slice/pod1/cri-2\n"]
+    "cgroup",
+    [
+        "",
+        "0::/\n",
+        DOCKER,
+        SESSION,
+        "0::/system.slice/slurmd.service\n",
+        "0::/ocs8012.slice/ocs8012-execd.service\n",
+        "0::/kubepods.slice/pod1/cri-2\n",
+    ],
 )
 def test_a_machine_without_a_job_has_no_trace(cgroup: str) -> None:
     assert traces.find(cgroup, MOUNTS, ["starter", "bash", "sshd", "systemd"]) is None
