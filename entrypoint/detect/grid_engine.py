@@ -55,7 +55,7 @@ def job(env: Environment) -> Job | None:
     task = env.get("SGE_TASK_ID", "undefined")
     slots, problem = slots_or_problem(lambda: _slots(read))
     nodes = read.sources.get("hosts") or read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
-    # The site names its map of GPUs: gpu, gpu_card, NVIDIA_GPUS, cuda; and may have others, such as gpu_mem.
+    # The site names its map of GPUs (gpu, gpu_card, NVIDIA_GPUS, cuda), and each (0 or gpu0); and may have a gpu_mem.
     is_map = re.compile(r"SGE_HGR_(\w+_)?(n?gpus?|cuda)(_cards?)?", re.IGNORECASE).fullmatch
     gpus = next((env[name] for name in sorted(env) if is_map(name) and env[name].strip()), "").split()
     return Job(
@@ -67,7 +67,7 @@ def job(env: Environment) -> Job | None:
         slots=tuple(slots.values()),
         cpus_on_node=read.cpus(slots),
         gpus_on_node=len(gpus) or None,
-        gpu_ids=tuple(dict.fromkeys(gpus)),
+        gpu_ids=tuple(dict.fromkeys(name.removeprefix("gpu") for name in gpus)),
         # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
         launch=f"for host in {' '.join(slots)}; do qrsh -inherit $host "
         f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={','.join(slots)} \"{{quoted}} & done; wait",

@@ -81,6 +81,8 @@ def test_a_job_of_grid_engine_takes_the_gpus_that_were_granted(devices: Path) ->
     for number in "0123":
         (devices / f"nvidia{number}").touch()
     assert visible(SGE_HGR_gpu="2 3") == "2,3"
+    # As the man page sge_complex.5 of Open Cluster Scheduler names them.
+    assert visible(SGE_HGR_GPU="gpu2 gpu3") == "2,3"
     assert visible(SGE_HGR_gpu="2 3", CUDA_VISIBLE_DEVICES="1") is None
     # All GPUs of the node, a map whose ids are names, and no GPU.
     assert visible(SGE_HGR_gpu="0 1 2 3") is None
