@@ -106,3 +106,24 @@ def test_a_rank_0_without_an_answer_is_told_by_the_first_that_is_left(
     with pytest.raises(SystemExit, match="1"):
         doctor.run(DoctorOptions())
     assert ("rank 0 had come" in capsys.readouterr().err) == is_told
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_lost_the_others_tells_a_check_that_failed(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where the host of rank 0, which has the store, is gone."""
+
+    def join(timeout_s: int) -> World:
+        raise dist.DistNetworkError("Broken pipe")
+
+    def leave(_: World | None, code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setattr(ranks, "join", join)
+    monkeypatch.setattr(ranks, "leave", leave)
+    with pytest.raises(SystemExit, match="1"):
+        doctor.run(DoctorOptions())
+    said = capsys.readouterr()
+    assert f"rank {rank} lost the others" in (said.err if rank else said.out)

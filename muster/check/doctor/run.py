@@ -103,10 +103,10 @@ def run(options: DoctorOptions) -> None:
         code, is_cut_off = ExitCode.USER_MUST_CHANGE, world is None
         report.why.append(Finding("failed", "launch", "", error.wrong, error.seen, error.fix))
     except dist.DistError as error:
-        code, is_cut_off = ExitCode.USER_MUST_CHANGE, True
+        code, is_cut_off = ExitCode.FAILED, True
         wrong = f"rank {os.environ.get('RANK', '0')} lost the others: rank 0, its agent or the network between is gone"
         seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
-        report.why.append(Finding("failed", "absent", "" if world is None else world.host, wrong, seen, fix))
+        report.why.append(Finding("failed", DIED, "" if world is None else world.host, wrong, seen, fix))
     if os.environ.get("RANK", "0") == "0":
         code = ranks.print_answer(lambda: show(options, report, world))
     elif is_cut_off:
