@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from muster.errors import RESUME, ExitCode, MusterError, notify
+from muster.errors import MAX_REQUEUES, RESUME, ExitCode, MusterError, notify
 from muster.variables import LaunchVariable, RankReport
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def how_ended(exitcode: int) -> str:
 def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     """The exit code for workers that failed; the first failure is printed, unless its rank did so itself."""
     codes = {failure.exitcode for failure in failures.values()}
-    # A trainer with one of these has printed what to do; those that died of its absence count for nothing. In
-    # another program 2 may be an option that it does not know, and 75 anything.
+    # A trainer with one of these has printed what to do; those that died of its absence count for nothing. In another
+    # program 2 may be an option that it does not know, and 75 anything, unless its job script waits for 75.
     for code in (ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED):
-        if is_ours() and code in codes:
+        if code in codes and (is_ours() or (codes == {ExitCode.PREEMPTED} and os.environ.get(MAX_REQUEUES))):
             return code
     reports = {rank: report_of(failure) for rank, failure in failures.items()}
     reported = {rank for rank in failures if RankReport.ERROR_SHOWN in reports[rank]}

@@ -113,6 +113,17 @@ def test_only_ranks_that_were_stopped_are_called_so(
     assert ("other ranks" in capsys.readouterr().err) == is_told
 
 
+@pytest.mark.parametrize(("most", "others", "code"), [("10", 75, 75), ("10", 3, 1), ("", 75, 1)])
+def test_another_program_asks_a_job_script_for_the_next_attempt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: str, others: int, code: int
+) -> None:
+    """As the script of `muster job SITE -- muster run SCRIPT.py` puts its job back into the queue after 75."""
+    monkeypatch.setenv("MUSTER_MAX_REQUEUES", most)
+    monkeypatch.delenv("MUSTER_COMMAND", raising=False)
+    assert report({0: failure(100, 75, 98), 1: failure(101, others, 99)}, Status(workers={100, 101})) == code
+    assert ("error" in capsys.readouterr().err) == (code == 1)
+
+
 def test_a_rank_that_was_interrupted_without_its_launch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
