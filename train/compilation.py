@@ -27,8 +27,8 @@ from muster.train.models import blocks_of
 from muster.train.models.gpt import GPT
 from muster.train.parallel.strategy import Gradients
 
-COMPILERS = {"cpu": ("CXX", ("g++", "clang++")), "cuda": ("CC", ("gcc", "clang"))}
-"""By device: the variable that names the compiler which torch's own one needs, and where it looks else."""
+COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang"))}
+"""By device: the variable that names the compiler which torch's own one needs, and what it tries without."""
 
 NUM_SHAPES = 64
 """How many times one forward method may be compiled, for blocks of as many sizes; torch stops at 8."""

@@ -140,6 +140,20 @@ def test_a_missing_compiler_is_told(monkeypatch, tmp_path, device, variable):
     assert f"{variable}=other" in raised.value.seen
 
 
+def test_on_cpus_torch_looks_for_no_clang_by_itself(monkeypatch, tmp_path):
+    """As its `torch._inductor.config.cpp.cxx` says: with clang++ alone the first step would end in a traceback."""
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "clang++").touch(mode=0o755)
+    monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(MusterError) as raised:
+        compilation.check(Options(compile="default"), torch.device("cpu"))
+    assert "no g++ on PATH" in raised.value.seen
+    monkeypatch.setenv("CXX", "clang++")
+    compilation.check(Options(compile="default"), torch.device("cpu"))
+
+
 def test_missing_headers_of_python_are_told(monkeypatch, tmp_path):
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(MusterError, match="headers of Python") as raised:
