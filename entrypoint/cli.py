@@ -367,7 +367,7 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
 
         # Before detection, which may fail: such environments above all are recorded.
         recording.save(env, Path(wanted.record))
-        print(f"written: {wanted.record}; muster detect --env-file reads it", file=sys.stderr)
+        print(one_line(f"written: {wanted.record}; muster detect --env-file reads it"), file=sys.stderr)
         return
     typed = ["train", "ddp"]
     context = start.find(env, options, typed)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from muster.errors import MAX_REQUEUES, RESUME, ExitCode, MusterError, notify
+from muster.errors import MAX_REQUEUES, RESUME, ExitCode, MusterError, notify, one_line
 from muster.variables import LaunchVariable, RankReport
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     notify(MusterError(wrong, seen=message_of(first) or f"process {first.pid}", fix=fix))
     if first.exitcode < 0 and reports[rank]:
         log = reports[rank][0]
-        notify("\n       ".join([f"  log: {log}", *last_lines(Path(log))]))
+        notify("\n       ".join([f"  log: {one_line(log)}", *last_lines(Path(log))]))
     if followed := ", ".join(map(str, sorted(failures.keys() - stopped - {rank}))):
         notify(f"rank {followed} of this node ended after it")
     return ExitCode.FAILED

@@ -662,6 +662,13 @@ def test_what_detect_records_it_reads_back(command: Run, tmp_path: Path) -> None
     assert (found["scheduler"], found["job_id"], found["hosts"]) == ("slurm", "7", ["node01"])
 
 
+def test_a_file_with_an_escape_code_in_its_name_is_recorded_and_sends_none(command: Run, tmp_path: Path) -> None:
+    written = command("muster", "detect", "--record", "a\x1b[31m.env", cwd=tmp_path)
+    assert written.returncode == 0, written.stderr
+    assert (tmp_path / "a\x1b[31m.env").is_file()
+    assert written.stderr.startswith(r"written: a\x1b[31m.env;")
+
+
 @pytest.mark.parametrize(
     ("typed", "found"),
     [

@@ -330,6 +330,20 @@ def test_of_a_rank_that_nccl_has_aborted_the_reason_is_shown_and_not_its_stack(
     assert "frame #" not in said
 
 
+def test_a_run_with_an_escape_code_in_its_name_sends_none_to_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(LaunchVariable.RANK_REPORTS, str(tmp_path))
+    log = tmp_path / "a\x1b[31mb.log"
+    log.write_text("the last line\n")
+    (tmp_path / "103").write_text(f"{log}\n")
+    assert report({3: failure(103, -signal.SIGKILL, 100)}, Status()) == 1
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert rf"  log: {tmp_path}/a\x1b[31mb.log" in said
+    assert "the last line" in said
+
+
 WAITS = """
 import os, signal, sys, time
 def hear(number, frame):
