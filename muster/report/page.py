@@ -26,7 +26,7 @@ def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None
         MusterError: what is there is no report.
     """
     if output is None:
-        inside = runs[0].folder if len(runs) == 1 else Path(given[0])
+        inside = Path(given[0]) if os.path.isdir(given[0]) else runs[0].folder  # of a summary.json
         output = (inside if len(given) == 1 else Path()) / "report"
     with _writing(output):
         is_taken = os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir()))

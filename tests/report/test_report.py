@@ -59,6 +59,13 @@ def test_the_report_of_a_folder_lies_in_it(make: Make, tmp_path: Path) -> None:
     assert (page.parent / "mine.txt").read_text() == "mine"
 
 
+def test_the_report_of_a_folder_with_one_run_lies_in_it_too(make: Make, tmp_path: Path) -> None:
+    run = make("all/a")
+    assert report([str(tmp_path / "all")], None) == tmp_path / "all" / "report" / "index.html"
+    for given in (run, run / "summary.json"):
+        assert report([str(given)], None) == run / "report" / "index.html"
+
+
 @pytest.mark.parametrize("name", ["notes.txt", "index.html", "loss.png"])
 def test_what_is_no_report_is_not_written_over(make: Make, tmp_path: Path, name: str) -> None:
     taken = tmp_path / "taken"
