@@ -256,13 +256,12 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
     if rank is None and world_size is None:
         return World(timeout_s=timeout_s)
     local_rank = number("LOCAL_RANK") or 0
-    has_address = bool(environ.get("MASTER_ADDR") and environ.get("MASTER_PORT"))
     if (
         rank is None
         or world_size is None
         or rank >= world_size
         or (world_size == 1 and local_rank > 0)  # the second process of a node would train alone
-        or (world_size > 1 and not has_address)
+        or (world_size > 1 and not (environ.get("MASTER_ADDR") and 0 < (number("MASTER_PORT") or 0) < 1 << 16))
     ):
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         raise MusterError(

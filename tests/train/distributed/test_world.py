@@ -129,6 +129,7 @@ def test_variables_are_read():
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK=x"),
         ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=2 WORLD_SIZE=2"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "MASTER_PORT=(unset)"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "1"}, "WORLD_SIZE=1 LOCAL_RANK=1"),
     ],
 )
