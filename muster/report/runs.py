@@ -47,8 +47,7 @@ class Run:
     @property
     def last_step(self) -> int:
         """The last step that anything is known of."""
-        steps = [number(line.get("step")) or 0.0 for line in self.lines]
-        return int(max([*steps, self.number("step") or 0.0]))
+        return int(max([*self.curve("step"), self.number("step") or 0.0]))
 
     @property
     def work(self) -> str:
