@@ -56,6 +56,7 @@ def text(found: dict[str, Any]) -> str:
     """`found` as lines for a person."""
     image, nccl, driver = found["image"], found["nccl"], found["driver"]
     revision = f", revision {found['revision'][:12]}" if found["revision"] else ""
+    cuda = f"up to CUDA {driver['cuda']}" if driver and driver["cuda"] else "but no libcuda.so.1 here"
     rows = {
         "muster": f"{found['version'] or 'version unknown'}{revision}",
         "image": f"made {image['created'] or '-'} on {image['base'] or '-'}" if image else "none",
@@ -65,11 +66,8 @@ def text(found: dict[str, Any]) -> str:
         "torchvision": found["torchvision"] or "none",
         "NCCL": f"{nccl['version']}, {nccl['path']}" if nccl else "none",
         "cuDNN": found["cudnn"] or "none",
-        "driver": "none",
+        "driver": f"{driver['version'] or 'version unknown'}, {cuda}" if driver else "none",
         "glibc": found["glibc"] or "none",
         "machine": found["machine"],
     }
-    if driver:
-        cuda = f"up to CUDA {driver['cuda']}" if driver["cuda"] else "but no libcuda.so.1 here"
-        rows["driver"] = f"{driver['version'] or 'version unknown'}, {cuda}"
     return "\n".join(f"{name:<11}  {one_line(value)}" for name, value in rows.items())
