@@ -406,6 +406,10 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
         return
     context = start.find(env, options, ["muster", "env"])
     allocation = context.allocation
+    if context.rendezvous.master_addr is None:  # a launch would agree on it by a file
+        wrong, seen = "nothing here tells the address of node rank 0", context.rendezvous.sources["master_addr"]
+        fix = "--master-addr HOST, the same in each process; or muster run SCRIPT, which finds it by a file"
+        raise MusterError(wrong, seen=f"{allocation.num_nodes} nodes, no list of them; left to {seen}", fix=fix)
     port = context.rendezvous.master_port or address.FIRST_PORT
     if options.nproc_per_node and allocation.mode == "agent" and allocation.nproc_per_node > 1:
         raise MusterError(

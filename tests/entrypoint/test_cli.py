@@ -898,6 +898,19 @@ def test_the_variables_for_a_shell_are_those_of_one_process(command: Run, record
     assert answer.returncode == 2
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_the_variables_for_a_shell_have_an_address_or_there_are_none(command: Run, framework: str) -> None:
+    """Under mpirun by ssh no list names the hosts: a launch meets by a file, and a shell got a word for an address."""
+    ranks = {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    job = {f"OMPI_COMM_WORLD_{name}": value for name, value in ranks.items()}
+    job |= {"PMIX_RANK": "1", "PMIX_NAMESPACE": "a"}
+    answer = command("muster", "env", f"--format={framework}", env=job)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "--master-addr" in three_lines(answer.stderr)[2]
+    answer = command("muster", "env", f"--format={framework}", "--master-addr=192.0.2.1", env=job)
+    assert "192.0.2.1" in answer.stdout
+
+
 @pytest.mark.parametrize("words", [["--lr=x"], ["--zero1", "--lr=x"], ["--no-such"]], ids=" ".join)
 def test_words_that_are_refused_on_all_nodes_are_told_by_the_first(command: Run, words: list[str]) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_NTASKS": "2"}
