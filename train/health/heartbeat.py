@@ -101,9 +101,8 @@ class Monitor:
             if beat is None:
                 continue
             last = self.last.get(rank)
-            is_new = last is None
-            self.silent[rank] = 0 if is_new or beat.number != last.number else self.silent[rank] + 1
-            has_moved = is_new or (beat.ticks, beat.phase) != (last.ticks, last.phase)
+            self.silent[rank] = 0 if last is None or beat.number != last.number else self.silent[rank] + 1
+            has_moved = last is None or (beat.ticks, beat.phase) != (last.ticks, last.phase)
             self.still[rank] = 0 if has_moved else self.still[rank] + 1
             self.last[rank] = beat
 
