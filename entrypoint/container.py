@@ -55,7 +55,7 @@ def docker(env: Environment) -> ContainerOptions:
     """
     job, _ = _found(env)
     present, notes = _present(env)
-    is_job = any(not _NO_JOB.fullmatch(name) for name in present)
+    is_job = not all(map(_NO_JOB.fullmatch, present))
     left_out = {name for name in env if name not in present}
     words = [word for name in sorted(names().union(present) - left_out) for word in ("--env", name)]
     for path in _files(env):
@@ -88,7 +88,7 @@ def apptainer(env: Environment) -> ContainerOptions:
         words += ["--bind", path]
     if evaluated:
         notes.append(f"left out, as Apptainer has a shell read what is in them: {', '.join(evaluated)}")
-    if not any(not _NO_JOB.fullmatch(name) for name in present):
+    if all(map(_NO_JOB.fullmatch, present)):
         notes.append("no variables of a job are here")
     elif not _found(env)[1]:
         notes.append("these values are this process's: what a launcher is yet to start has to ask for its own")

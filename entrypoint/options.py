@@ -127,7 +127,7 @@ class ProgramOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunOptions:
-    """Further options of torchrun: the first six are decided by the launch, the others are passed on as they are.
+    """Further options of torchrun: the first five are decided by the launch, the others are passed on as they are.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html
     """

@@ -65,9 +65,9 @@ def load(path: Path) -> Environment:
     for number, line in enumerate(_FUNCTION.sub("", head).split("\n")):
         name, equals, value = line.partition("=")
         if line.startswith("#"):
-            key, _, text = line[1:].partition(":")
+            key, _, word = line[1:].partition(":")
             if key.strip() == "host":
-                host = text.strip() or None
+                host = word.strip() or None
         elif not line.strip():
             continue
         elif equals and NAME.fullmatch(name):

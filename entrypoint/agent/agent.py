@@ -107,7 +107,7 @@ class Status:
             raise SignalException(f"this process got {name}", sigval=signal.Signals[name])
 
     def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
-        """Whether the workers were ended by this very signal, before they could handle it."""
+        """Whether the workers were ended by the signal of `warning`, before they could handle it; of Ctrl-C always."""
         name = self.warning
         return name == "SIGINT" or (name != "" and all(each.signal_name() == name for each in failures.values()))
 

@@ -21,6 +21,7 @@ class Program:
         words: its name or path, then its arguments.
         is_ours: a trainer of this project: nothing in the user's folders may take its place.
         framework: `torch`: a process for each rank; `jax`, `tensorflow`: one for each task that the launcher started.
+        torchrun: options of torchrun's own, for where it starts the ranks.
     """
 
     kind: str

@@ -210,7 +210,7 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
 
 
 def plan(context: Context, program: Program, typed: Sequence[str], *more: Additions) -> Launch:
-    """The command and the variables of the new process; `more` is what this node's driver and fabric add.
+    """The command and the variables of the new process; `more` is what else is added, as by this node's driver.
 
     Raises:
         MusterError: the program can't be started in this way.

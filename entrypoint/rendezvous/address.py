@@ -32,7 +32,7 @@ class Rendezvous:
 
     Attributes:
         master_addr: name or address of node rank 0; on one node the loopback address. None where nothing names it: the
-            ranks then find each other by files (`rendezvous_file`), and `by_file` completes this.
+            ranks then find each other by files (file.py beside this), and `by_file` completes this.
         master_port: None where it is picked at the start (one node, nothing asked for).
         rdzv_id: the job's id and attempt, so that no start meets the leftovers of an earlier one.
         interface: this host's network interface towards the others; None where only the host itself knows it.
