@@ -7,7 +7,7 @@ from typing import Any, get_args
 from muster.arguments import limits_of
 from muster.config import SECTIONS
 
-_ELSEWHERE = {
+_OURS = {
     "--accumulate": "--accum --grad-accum --gradient-accumulation",
     "--batch-size": "--batchsize --bs",
     "--bf16": "--amp --fp16 --half --mixed-precision",
@@ -32,7 +32,7 @@ _ELSEWHERE = {
     "--warmup-steps": "--warmup",
     "--weight-decay": "--wd",
 }
-MEANT = {theirs: ours for ours, names in _ELSEWHERE.items() for theirs in names.split()}
+MEANT = {theirs: ours for ours, names in _OURS.items() for theirs in names.split()}
 """Other programs' names, and ours."""
 
 _VALIDATED = "each epoch ends with a validation; a run's accuracy is in its summary.json"
@@ -63,7 +63,7 @@ def of_option(asked: str, parameters: Sequence[Any], path: str, typed: Sequence[
     if path == "train":
         return f"a strategy comes first, as in train ddp {asked}; train --help lists what there is"
     # An option of a training's, or a command's that stands there without --; not one of the scheduler's.
-    is_commands = word in _ELSEWHERE or word[2:].replace("-", "_") in SECTIONS or {"train", "muster"} & set(typed[1:])
+    is_commands = word in _OURS or word[2:].replace("-", "_") in SECTIONS or {"train", "muster"} & set(typed[1:])
     if path == "muster job" and "list" not in typed and is_commands:
         return f"-- comes before the job's command, as in muster job SITE -- train ddp {asked}; or muster job --help"
     return f"{path} --help lists what there is"

@@ -37,11 +37,11 @@ def run(
         start_new_session=True,
     )  # fmt: skip
     try:
-        output, errors = child.communicate(timeout=timeout_s)
+        output, complaints = child.communicate(timeout=timeout_s)
     except BaseException:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             child.wait(REAP_S)
         raise
-    return subprocess.CompletedProcess(list(command), child.returncode, output, errors)
+    return subprocess.CompletedProcess(list(command), child.returncode, output, complaints)

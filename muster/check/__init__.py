@@ -1,1 +1,1 @@
-"""Programs that look at the place where training runs: each is started in a process of its own, and prints JSON."""
+"""Programs that look at the place where training runs: each is started in a process of its own, and can print JSON."""
