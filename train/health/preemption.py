@@ -155,7 +155,7 @@ def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[TimeLim
 
 
 def ignored_until(environ: Mapping[str, str]) -> float:
-    """The unix seconds until which USR1 is no warning; 0 where each one is.
+    """The unix seconds until which USR1 and USR2 are no warnings; 0 where each one is.
 
     A job that is shorter than the warning ahead of its limit is warned when it starts, and would stop at once, again
     and again. Slurm warns up to a minute earlier than it was asked to, and in the job's first minute here.

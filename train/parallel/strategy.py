@@ -174,15 +174,15 @@ def timed_backward(loss: Tensor, waits: Stopwatch) -> None:
 
     Callbacks of that end run in the order in which they were queued: this one at the first gradient, DDP's at the last.
     """
-    computed: list[Mark | None] = []
+    begins: list[Mark | None] = []
 
-    def begun(_: Tensor) -> None:
+    def at_first_gradient(_: Tensor) -> None:
         engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportAttributeAccessIssue]
-        engine.queue_callback(lambda: computed.append(waits.begin()))
+        engine.queue_callback(lambda: begins.append(waits.begin()))
 
-    loss.register_hook(begun)
+    loss.register_hook(at_first_gradient)
     loss.backward()
-    waits.end(computed[0] if computed else None)
+    waits.end(begins[0] if begins else None)
 
 
 def are_exact(world: World, options: Options) -> bool:
