@@ -110,8 +110,8 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
 def report_of(failure: ProcessFailure) -> list[str]:
     """The lines of a rank's report: the path of its log, then those of RankReport."""
     try:
-        return Path(os.environ[LaunchVariable.RANK_REPORTS], str(failure.pid)).read_text(encoding="utf-8").splitlines()
-    except (KeyError, OSError, UnicodeDecodeError):
+        return os.fsdecode(Path(os.environ[LaunchVariable.RANK_REPORTS], str(failure.pid)).read_bytes()).splitlines()
+    except (KeyError, OSError):
         return []  # another program, or no log yet
 
 

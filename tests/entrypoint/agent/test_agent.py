@@ -344,6 +344,20 @@ def test_a_run_with_an_escape_code_in_its_name_sends_none_to_the_terminal(
     assert "the last line" in said
 
 
+def test_a_log_in_a_folder_whose_name_is_no_text_is_shown_and_what_its_rank_has_said_is_not_told_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(LaunchVariable.RANK_REPORTS, str(tmp_path))
+    log = tmp_path / os.fsdecode(b"caf\xe9.log")
+    log.write_text("the last line\n")
+    (tmp_path / "103").write_bytes(os.fsencode(f"{log}\n"))
+    assert report({3: failure(103, -signal.SIGKILL, 100)}, Status()) == 1
+    assert "the last line" in capsys.readouterr().err
+    (tmp_path / "103").write_bytes(os.fsencode(f"{log}\n{RankReport.ERROR_SHOWN}\n"))
+    assert report({3: failure(103, 1, 100)}, Status()) == 1
+    assert capsys.readouterr().err == ""
+
+
 WAITS = """
 import os, signal, sys, time
 def hear(number, frame):
