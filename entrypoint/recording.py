@@ -65,9 +65,8 @@ def load(path: Path) -> Environment:
     for number, line in enumerate(_FUNCTION.sub("", head).split("\n")):
         name, equals, value = line.partition("=")
         if line.startswith("#"):
-            key, _, word = line[1:].partition(":")
-            if key.strip() == "host":
-                host = word.strip() or None
+            if of_host := re.match(r"#\s*host\s*:(.*)", line):
+                host = of_host[1].strip() or None
         elif not line.strip():
             continue
         elif equals and NAME.fullmatch(name):
@@ -87,16 +86,17 @@ def load(path: Path) -> Environment:
 
 
 def as_recording(env: Environment) -> str:
-    """The recording of a live environment, without its secrets: for a help desk to read, or a test to be made of."""
+    """The recording of an environment, without its secrets: for a help desk to read, or a test to be made of."""
     lines = ["# source:  muster detect --record", f"# host:    {env.host or ''}"]
     read, prefixes = set(families.names("VARIABLES")), tuple(families.names("PREFIXES"))
     wanted = [name for name in sorted(env) if name in read or name.startswith(prefixes) or _TAKEN.fullmatch(name)]
     taken = [name for name in wanted if env[name].isprintable() and not is_secret(name, env[name])]
-    if len(taken) < len(wanted):
-        left_out = len(wanted) - len(taken)
+    if left_out := len(wanted) - len(taken):
         lines.append(f"# left out: {left_out} that may be secret, or are more than a line of text")
     lines += [f"{name}={env[name]}" for name in taken]
-    for name in families.names("TEXT_FILES", "BINARY_FILES"):
+    for name, text in env.files.items():  # of an environment that was recorded, perhaps elsewhere
+        lines += [f"--- file {name}", *text.encode(errors="replace").decode().splitlines()]
+    for name in families.names("TEXT_FILES", "BINARY_FILES") if env.is_live else ():
         with suppress(OSError):  # there is none, or it can't be read
             content = Path(env.get(name, "")).read_bytes()[:MAX_FILE]
             readable = content.decode("utf-8", "replace").replace("\0", "").splitlines()

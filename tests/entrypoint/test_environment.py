@@ -1,5 +1,6 @@
 """Recorded environments: the format, what a recording holds and must not hold, and files that are none."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,19 @@ def test_what_was_recorded_is_detected_alike(tmp_path: Path) -> None:
     read = recording.load(file)
     assert dict(read) == variables
     assert (read.host, read.files) == ("n2", {"PBS_NODEFILE": "n1\nn2\n", "PALS_APINFO": "0100ff\n"})
+
+
+def test_what_was_recorded_elsewhere_can_be_recorded_again(tmp_path: Path) -> None:
+    """With the files of there, and not with what this host has at their paths."""
+    here, first, second = tmp_path / "nodes", tmp_path / "first.env", tmp_path / "second.env"
+    here.write_text("here\n")
+    first.write_bytes(
+        os.fsencode(f"# host: n2\nPBS_NODEFILE={here}\nPBS_TOKEN=x\n--- file PBS_NODEFILE\nn1\nn\udce9\n")
+    )
+    recording.save(recording.load(first), second)
+    read = recording.load(second)
+    assert (read.host, read.files) == ("n2", {"PBS_NODEFILE": "n1\nn?\n"})
+    assert "PBS_TOKEN" not in second.read_text()
 
 
 def test_no_secret_is_in_it() -> None:
