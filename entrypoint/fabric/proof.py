@@ -90,11 +90,8 @@ def trace(names: Sequence[str], library_path: str) -> Trace:
     done = run_python("", [], env, TIMEOUT_S)
     if isinstance(done, str) or done.returncode < 0:
         reason = done if isinstance(done, str) else reason_of_end(done)
-        raise MusterError(
-            "the dynamic loader can't read the host's network libraries",
-            seen=f"{reason}: {' '.join(loadable)}",
-            fix=FIX,
-        )
+        wrong = "the dynamic loader can't read the host's network libraries"
+        raise MusterError(wrong, seen=f"{reason}: {' '.join(loadable)}", fix=FIX)
     found = {name or Path(file).name: Path(file) for name, file in _FOUND.findall(done.stdout)}
     absent = [*_NOT_FOUND.findall(done.stdout), *_NOT_PRELOADED.findall(done.stderr)]
     lacking: dict[tuple[Path, Path], set[str]] = {}
@@ -316,15 +313,11 @@ class Closure:
         for name in traced.absent:
             link = self.links.get(name)
             if link:
-                is_foreign = link.machine != own_machine()
-                wrong = f"it is built for another architecture: {link.machine}"
-                yield Refusal(
-                    link.path,
-                    wrong if is_foreign else "the loader can't read it",
-                    own_machine(),
-                    link.needed_by,
-                    "install the host's package anew, or name another folder in the profile's search",
-                )
+                wrong = "the loader can't read it"
+                if link.machine != own_machine():
+                    wrong = f"it is built for another architecture: {link.machine}"
+                anew = "install the host's package anew, or name another folder in the profile's search"
+                yield Refusal(link.path, wrong, own_machine(), link.needed_by, anew)
             elif name not in missing and not _DRIVERS.fullmatch(name):
                 wrong = "neither the host nor the image has it"
                 yield Refusal(name, wrong, name, self._who_needs(name)[0], fix.format(name))
