@@ -37,11 +37,11 @@ def run(
         start_new_session=True,
     )  # fmt: skip
     try:
-        output, complaints = child.communicate(timeout=timeout_s)
+        stdout, stderr = child.communicate(timeout=timeout_s)
     except BaseException:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             child.wait(REAP_S)
         raise
-    return subprocess.CompletedProcess(list(command), child.returncode, output, complaints)
+    return subprocess.CompletedProcess(list(command), child.returncode, stdout, stderr)
