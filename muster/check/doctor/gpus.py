@@ -181,9 +181,11 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def devices(visible: str) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES names, by CUDA's own rule: up to the first that is none, such as HTCondor's 10000."""
+    """What CUDA_VISIBLE_DEVICES names, by CUDA's own rule: up to the first that is none, such as HTCondor's 10000; of
+    parts of GPUs (MIG) the first alone."""
     is_device = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+").fullmatch
-    return list(takewhile(is_device, map(str.strip, visible.split(","))))
+    names = list(takewhile(is_device, map(str.strip, visible.split(","))))
+    return names[:1] if names and names[0].startswith("MIG-") else names
 
 
 def number_given(ranks: Sequence[Facts]) -> int:

@@ -115,6 +115,14 @@ def test_a_gpu_may_be_given_by_the_first_digits_of_its_uuid() -> None:
     assert found(with_ranks(told, "", lambda rank: {"visible": "GPU-cd", "num_gpus": 1})) != []
 
 
+def test_of_several_parts_of_gpus_the_first_is_all_that_a_process_can_see() -> None:
+    """A launch starts one rank for them (MIG), as CUDA shows no process another part."""
+    parts = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd,MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"
+    told = with_ranks(healthy(1, 1), "", lambda rank: {"visible": parts, "num_gpus": 1})
+    assert found(told) == []
+    assert gpus.summary(told["GPUs"]) == "1 x NVIDIA H100 80GB HBM3 a node"
+
+
 @pytest.mark.parametrize("visible", ["", "10000"])
 def test_gpus_that_are_hidden_from_the_job_do_not_matter(visible: str) -> None:
     """As by CUDA_VISIBLE_DEVICES= for a training on CPUs, and by HTCondor, which names a device that is none."""
