@@ -110,7 +110,8 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
 def report_of(failure: ProcessFailure) -> list[str]:
     """The lines of a rank's report: the path of its log, then those of RankReport."""
     try:
-        return os.fsdecode(Path(os.environ[LaunchVariable.RANK_REPORTS], str(failure.pid)).read_bytes()).splitlines()
+        path = Path(os.environ[LaunchVariable.RANK_REPORTS], str(failure.pid))
+        return path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()  # as the rank has written it
     except (KeyError, OSError):
         return []  # another program, or no log yet
 

@@ -358,6 +358,19 @@ def test_a_log_in_a_folder_whose_name_is_no_text_is_shown_and_what_its_rank_has_
     assert capsys.readouterr().err == ""
 
 
+def test_a_ranks_report_is_read_as_the_rank_has_written_it_where_names_are_latin_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks write in UTF-8, whatever the locale's encoding is, which `os.fsdecode` goes by."""
+    monkeypatch.setenv(LaunchVariable.RANK_REPORTS, str(tmp_path))
+    monkeypatch.setattr(os, "fsdecode", lambda name: bytes(name).decode("latin-1"))
+    log = tmp_path / "caf\xe9.log"
+    log.write_text("the last line\n")
+    (tmp_path / "103").write_text(f"{log}\n", encoding="utf-8")
+    assert report({3: failure(103, -signal.SIGKILL, 100)}, Status()) == 1
+    assert "the last line" in capsys.readouterr().err
+
+
 WAITS = """
 import os, signal, sys, time
 def hear(number, frame):
