@@ -27,9 +27,9 @@ VARIABLES = (
     "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXPORT_ENV", "SLURM_GPUS_ON_NODE",
     "SLURM_GPUS_PER_TASK", "SLURM_GTIDS", "SLURM_HET_SIZE", "SLURM_JOBID", "SLURM_JOB_END_TIME", "SLURM_JOB_ID",
     "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_RESTART_COUNT", "SLURM_JOB_START_TIME", "SLURM_LOCALID",
-    "SLURM_NODEID", "SLURM_NODELIST", "SLURM_NTASKS_PER_GPU", "SLURM_PROCID", "SLURM_PTY_PORT", "SLURM_RESTART_COUNT",
-    "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
-    "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURM_TRES_PER_TASK", "SLURMD_NODENAME",
+    "SLURM_NODEID", "SLURM_NODELIST", "SLURM_NTASKS", "SLURM_NTASKS_PER_GPU", "SLURM_PROCID", "SLURM_PTY_PORT",
+    "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURM_TRES_PER_TASK", "SLURMD_NODENAME",
     # The lists of a heterogeneous job's groups, of which few have more than 16.
     *(f"SLURM_JOB_NODELIST_{kind}_GROUP_{group}" for kind in ("HET", "PACK") for group in range(16)),
 )  # fmt: skip
@@ -92,7 +92,8 @@ def job(env: Environment) -> Job | None:
     # ignored with a warning: the count must go with it.
     which = f" --het-group=0-{len(groups) - 1}" if groups else f" --nodes={len(hosts)} --ntasks={len(hosts)}"
     # From 23.11 on, and by SRUN_CPUS_PER_TASK, srun gives a task the cores of one of the job's: the others' lay idle.
-    alike = re.fullmatch(r"([0-9]{1,6})(\(x[0-9]+\))?", env.get("SLURM_TASKS_PER_NODE", ""))
+    # Where no tasks were asked for, Slurm's count of them may be of hardware threads, which --hint=nomultithread hides.
+    alike = "SLURM_NTASKS" in env and re.fullmatch(r"([0-9]{1,6})(\(x[0-9]+\))?", env.get("SLURM_TASKS_PER_NODE", ""))
     if not groups and alike and (cores := whole_number(env.get("SLURM_CPUS_PER_TASK", ""))):
         which += f" --cpus-per-task={cores * int(alike[1])}"
     # sbatch hands on to srun what it was told. With GPUs by task a lone one on a node has but its own, or is refused.

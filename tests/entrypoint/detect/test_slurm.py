@@ -55,13 +55,21 @@ def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "words"),
-    [("4(x2)", " --cpus-per-task=32 "), ("1(x2)", " --cpus-per-task=8 "), ("4,1", " "), ("node", " ")],
+    ("tasks", "words", "asked"),
+    [
+        ("4(x2)", " --cpus-per-task=32 ", {"SLURM_NTASKS": "8"}),
+        ("1(x2)", " --cpus-per-task=8 ", {"SLURM_NTASKS": "2"}),
+        ("4,1", " ", {"SLURM_NTASKS": "5"}),
+        ("node", " ", {"SLURM_NTASKS": "2"}),
+        ("4(x2)", " ", {}),  # nobody has asked for tasks: the count may be of hardware threads that may not be used
+    ],
 )
-def test_one_task_a_node_is_given_the_cores_of_all_tasks_of_the_job(tasks: str, words: str) -> None:
+def test_one_task_a_node_is_given_the_cores_of_all_tasks_of_the_job(
+    tasks: str, words: str, asked: dict[str, str]
+) -> None:
     """It takes those of one of them: seen with SRUN_CPUS_PER_TASK in 22.05; from 23.11 on without, by its man page."""
     script = recording.load(FOLDER / "a_sbatch_N2.node01.0.env")
-    told = {"SLURM_CPUS_PER_TASK": "8", "SLURM_TASKS_PER_NODE": tasks}
+    told = {"SLURM_CPUS_PER_TASK": "8", "SLURM_TASKS_PER_NODE": tasks, **asked}
     with pytest.raises(MusterError) as refusal:
         detect(Environment({**script, **told}, "node01"))
     assert refusal.value.fix == f"srun --nodes=2 --ntasks=2{words}--ntasks-per-node=1 train ddp"
