@@ -49,7 +49,7 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     Raises:
         MusterError: no images, `out` exists, no room, or a file is no image, or can't be read or written.
     """
-    out = Path(os.path.abspath(out))  # x/.. would make a folder x
+    out = Path(os.path.abspath(os.path.expanduser(out)))  # x/.. would make a folder x
     if os.path.lexists(out):
         fix = "another OUT, or remove the old one first"
         raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)

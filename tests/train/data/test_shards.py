@@ -155,6 +155,14 @@ def test_a_folder_below_the_home_folder(packed, tmp_path, monkeypatch):
     assert pack.pack(Path("~", packed[0].relative_to(tmp_path)), tmp_path / "other", shard_mb=1, seed=0) == 50
 
 
+def test_shards_below_the_home_folder_are_where_data_look_for_them(packed, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    pack.pack(packed[0], Path("~/shards"), shard_mb=1, seed=0)
+    assert len(data.open_source(options(Path("~/shards"))).train) == 40
+    assert not Path("~").exists()
+
+
 @pytest.mark.process
 def test_the_command(packed, tmp_path, monkeypatch, capsys):
     folder, out = packed
