@@ -72,11 +72,9 @@ def find_folder(options: Options, layout: str) -> Path:
     source, _, folder = options.data.partition(":")
     root = Path(os.path.expanduser(folder))
     if not os.path.isdir(root):
-        raise MusterError(
-            "the data folder does not exist, is a file, or can't be read",
-            seen=f"--data={options.data} ({root})",
-            fix=f"--data={source}:FOLDER with {layout}; in a container, see that FOLDER is bound into it",
-        )
+        wrong = "the data folder does not exist, is a file, or can't be read"
+        fix = f"--data={source}:FOLDER with {layout}; in a container, see that FOLDER is bound into it"
+        raise MusterError(wrong, seen=f"--data={options.data} ({root})", fix=fix)
     return root
 
 
@@ -130,7 +128,8 @@ def read_folder(folder: Path, seen: str) -> tuple[list[str], list[tuple[str, int
             for name in classes
         ]
     except OSError as error:
-        place, fix = str(error.filename or folder), "see that this user may read it, on every node; or remove it"
+        place = str(error.filename or folder)
+        fix = "see that this user may read it, on every node; in a container, that it is bound into it; or remove it"
         raise MusterError(f"the data folder can't be read: {error.strerror}", seen=place, fix=fix) from error
     empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
     if empty:

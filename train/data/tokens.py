@@ -19,6 +19,9 @@ VALID_SHARE = 0.1
 TYPES = {".bin": "<u2", ".u16": "<u2", ".uint16": "<u2", ".u32": "<u4", ".uint32": "<u4"}
 """The numbers in a file, by the end of its name; .npy files tell themselves, and all others are bytes."""
 
+HEADERS = {20240520: "<u2", 20240801: "<u4"}
+"""The numbers behind a header of 1024 bytes, by its first 32 bits. Source: karpathy/llm.c, dev/data/data_common.py"""
+
 NUM_BYTES = 256
 MOST_TOKENS = 1 << 20
 """Different tokens: no tokenizer has more. More, where the user gave no number, is a damaged file."""
@@ -77,10 +80,11 @@ def map_file(path: Path) -> np.ndarray:
         if array.ndim != 1 or array.dtype.kind != "u":
             raise ValueError(f"it holds {array.dtype} in {array.ndim} dimensions, not unsigned numbers in one")
         return array
-    type_ = np.dtype(TYPES.get(path.suffix, "u1"))
-    if (size := path.stat().st_size) % type_.itemsize:
+    head = HEADERS.get(np.fromfile(path, "<u4", 1).max(initial=0)) if path.suffix in TYPES else None
+    type_, start = np.dtype(head or TYPES.get(path.suffix, "u1")), 1024 if head else 0
+    if (size := path.stat().st_size - start) % type_.itemsize:
         raise ValueError(f"its {size} bytes are no sequence of {type_.itemsize * 8} bit numbers")
-    return np.memmap(path, type_, mode="r") if size else np.empty(0, type_)
+    return np.memmap(path, type_, mode="r", offset=start) if size > 0 else np.empty(0, type_)
 
 
 def halves(folder: Path) -> tuple[Path, Path] | None:
@@ -164,24 +168,21 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
     except (ValueError, EOFError, OverflowError, TokenError) as error:  # the last two by the head of a .npy file
         raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX_FILE) from error
     if len(train) <= seq_len or len(valid) < 2:
-        raise MusterError(
-            f"{len(train)} tokens train and {len(valid)} validate: not one sequence of {seq_len}, and the token after",
-            seen=f"{seen} --seq-len={seq_len}",
-            fix="more text, or a smaller --seq-len",
-        )
+        wrong = f"{len(train)} tokens train and {len(valid)} validate: not one sequence of {seq_len}, and one more"
+        raise MusterError(wrong, seen=f"{seen} --seq-len={seq_len}", fix="more text, or a smaller --seq-len")
     return train, valid
 
 
 def open_source(options: Options, num_tokens: int) -> Source:
     """The tokens of which there are `num_tokens` different ones, as `scan` says."""
-    seq_len, folder = options.seq_len or shape_of(options.model).context, options.data.partition(":")[2]
+    seq_len = options.seq_len or shape_of(options.model).context
+    path = Path(os.path.expanduser(options.data.partition(":")[2]))
     train, valid = open_parts(options)
-    path = Path(os.path.expanduser(folder))
     pair, is_text = halves(path), path.is_file() and path.suffix not in (*TYPES, ".npy")
-    (train_name, valid_name), first = (map(str, pair), 0) if pair else ((folder, folder), len(train))
+    train_name, valid_name = map(str, pair or (path, path))
     return Source(
         train=Tokens(train_name, train, seq_len, num_tokens, keep_rest=False),
-        valid=Tokens(valid_name, valid, seq_len, num_tokens, keep_rest=True, first=first),
+        valid=Tokens(valid_name, valid, seq_len, num_tokens, keep_rest=True, first=0 if pair else len(train)),
         num_classes=num_tokens,
         size=seq_len,
         unit="tokens",

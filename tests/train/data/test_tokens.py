@@ -52,6 +52,20 @@ def test_each_kind_of_file(tmp_path, name, type_, largest):
     assert source.valid.read(2)[1].tolist() == [largest, IGNORED, IGNORED, IGNORED]
 
 
+@pytest.mark.parametrize(("magic", "type_"), [(20240520, "<u2"), (20240801, "<u4")])
+@pytest.mark.parametrize("more", [{}, {"vocab_size": 50_257}])
+def test_the_header_of_llm_c_is_no_text(tmp_path, magic, type_, more):
+    for name, first in (("train.bin", 7), ("val.bin", 8)):
+        numbers = np.array([first, *range(98), 50_256], type_)
+        header = np.array([magic, 1, len(numbers), *[0] * 253], "<i4")
+        (tmp_path / name).write_bytes(header.tobytes() + numbers.tobytes())
+    source = data.open_source(options(tmp_path, **more))
+    assert source.num_classes == 50_257
+    assert (source.train.read(0)[0].tolist(), source.valid.read(0)[0].tolist()) == ([7, 0, 1, 2], [8, 0, 1, 2])
+    assert source.num_valid_targets == 99
+    assert len(data.open_source(options(tmp_path / "train.bin", **more)).train.tokens) == 90
+
+
 @pytest.mark.process
 def test_one_rank_reads_all_tokens_to_count_them(train, summary_of, tmp_path):
     count = """
