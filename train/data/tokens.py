@@ -160,6 +160,9 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
             train, valid = map_file(pair[0]), map_file(pair[1])
         else:
             tokens_N = read_folder(path) if path.is_dir() else map_file(path)
+            if path.is_dir() and not len(tokens_N):
+                fix = "a folder with texts, or with train.bin and val.bin; or the one file of tokens; links don't count"
+                raise MusterError("the folder holds no texts", seen=f"{seen} ({path})", fix=fix)
             end = len(tokens_N) - round(len(tokens_N) * VALID_SHARE)
             train, valid = tokens_N[:end], tokens_N[end:]
     except OSError as error:

@@ -116,6 +116,22 @@ def test_a_half_without_the_other_is_refused_and_not_read_as_text(tmp_path, name
     assert raised.value.seen == str(tmp_path / names[0])
 
 
+@pytest.mark.parametrize("name", [None, "fineweb_train_000001.bin", "link.txt"])
+def test_a_folder_without_a_text_is_not_told_of_its_length(tmp_path, name):
+    (tmp_path / "text").write_text("a text, for the link " * 20)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    if name == "link.txt":
+        (folder / name).symlink_to(tmp_path / "text")
+    elif name:
+        write(folder / name, range(200), "<u2")
+    with pytest.raises(MusterError, match="holds no texts") as raised:
+        data.open_source(options(folder))
+    assert str(folder) in raised.value.seen
+    assert "links" in raised.value.fix
+    assert "train.bin" in raised.value.fix
+
+
 def test_a_folder_of_texts(tmp_path):
     for name in ("a.py", "b/c.md", ".git/hidden", "b/.x", "run/summary.json", "run/log.txt", "binary", "empty"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
