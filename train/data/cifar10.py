@@ -39,11 +39,9 @@ def open_source(options: Options) -> Source:
     try:
         parts = [CIFAR10(folder, train=train, download=False) for train in (True, False)]
     except (RuntimeError, OSError) as error:
-        raise MusterError(
-            f"no complete CIFAR-10 in this folder: {str(error).partition('.')[0]}",
-            seen=f"--data={options.data}",
-            fix="unpack cifar-10-python.tar.gz there; this user has to read FOLDER/cifar-10-batches-py/data_batch_1",
-        ) from error
+        wrong = f"no complete CIFAR-10 in this folder: {str(error).partition('.')[0]}"
+        fix = "unpack cifar-10-python.tar.gz there; this user has to read FOLDER/cifar-10-batches-py/data_batch_1"
+        raise MusterError(wrong, seen=f"--data={options.data}", fix=fix) from error
     tensors = []
     for part in parts:
         images_NCHW = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()

@@ -63,6 +63,15 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
     return present or [root]
 
 
+def refuse_mixed(names: dict[str, set[str]], seen: str, layout: str) -> None:
+    """Raises MusterError where, by their words, one of `names` is of training data and another of validation data."""
+    train = [name for name, words in names.items() if words & {"train", "training"}]
+    valid = [name for name in names if name not in train and names[name] & {"val", "valid", "validation", "test"}]
+    if train and valid:
+        wrong, seen = "training and validation data would be mixed", f"{seen}, with {train[0]} and {valid[0]}"
+        raise MusterError(wrong, seen=seen, fix=layout)
+
+
 def find_folder(options: Options, layout: str) -> Path:
     """The folder that `--data` names.
 
@@ -157,11 +166,11 @@ def find_images(root: Path, seen: str) -> Found:
     classes, train = found[0]
     unknown = sorted(set(classes) ^ set(found[-1][0]))
     if unknown:
-        raise MusterError(
-            f"train/ and {halves[1].name}/ don't have the same classes",
-            seen=f"only in one of them: {', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}",
-            fix=f"give both the same subfolders below {root}",
-        )
+        seen = f"only in one of them: {', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}"
+        fix = f"give both the same subfolders below {root}"
+        raise MusterError(f"train/ and {halves[1].name}/ don't have the same classes", seen=seen, fix=fix)
+    if len(halves) == 1:
+        refuse_mixed({name: {name.lower()} for name in classes}, seen, LAYOUT)
     if len(classes) < 2:
         raise MusterError("one class alone can't be told from others", seen=f"classes: {classes[0]}", fix=LAYOUT)
     samples = [sample for _, half in found for sample in half]

@@ -144,9 +144,8 @@ class Batches:
             samples = nvjpeg.check(options, samples, world.device)
             self.reader.read_sample, self.reader.collate = samples.read_encoded, nvjpeg.collate
             self.decode = nvjpeg.decode
-        self.side: torch.cuda.Stream | None = None  # a second queue of work on the GPU
-        if world.device.type == "cuda" and not source.on_device:
-            self.side = torch.cuda.Stream(world.device)
+        on_side = world.device.type == "cuda" and not source.on_device
+        self.side = torch.cuda.Stream(world.device) if on_side else None  # a second queue of work on the GPU
         self.loader: DataLoader[Batch] | None = None
         self.make_loader(0)
         self.mean = torch.tensor(source.mean, device=world.device).mul(255).view(1, 3, 1, 1)
@@ -240,12 +239,9 @@ class Batches:
         if self.stop:
             raise MusterError(f"a sample can't be read: {reason}", seen=name, fix=self.source.fix_bad)
         if self.train and batch.inputs is None:
-            raise MusterError(
-                f"not one training sample can be read: {reason}",
-                seen=name,
-                fix="see that the data are whole and that this user may read them",
-                code=ExitCode.FAILED,
-            )
+            wrong = f"not one training sample can be read: {reason}"
+            fix = "see that the data are whole and that this user may read them"
+            raise MusterError(wrong, seen=name, fix=fix, code=ExitCode.FAILED)
         self.num_bad += len(batch.bad)
         self.bad.update(batch.bad)
 
@@ -298,12 +294,10 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
     share = {"batch_size": options.batch_size, "rank": world.dp_rank, "world_size": world.dp_size}
     sampler = TrainSampler(len(source.train), **share, accumulate=options.accumulate, seed=options.seed)
     if sampler.num_steps == 0:
-        raise MusterError(
-            f"{len(source.train)} training samples don't fill one global batch of {sampler.global_batch}",
-            seen=f"--batch-size={options.batch_size}, {plural(world.world_size, 'process')}, "
-            f"--accumulate={options.accumulate}",
-            fix="a smaller --batch-size or --accumulate, fewer processes, or more samples",
-        )
+        wrong = f"{len(source.train)} training samples don't fill one global batch of {sampler.global_batch}"
+        sizes = f"--batch-size={options.batch_size}, {plural(world.world_size, 'process')}"
+        fix = "a smaller --batch-size or --accumulate, fewer processes, or more samples"
+        raise MusterError(wrong, seen=f"{sizes}, --accumulate={options.accumulate}", fix=fix)
     samplers = sampler, ValidSampler(len(source.valid), **share)
     train, valid = (Batches(source, chooser, options, world) for chooser in samplers)
     choose_num_workers(train, valid, options, world, cores)

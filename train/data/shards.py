@@ -24,7 +24,7 @@ import numpy as np
 from muster.config import Options
 from muster.errors import MusterError
 from muster.paths import check_regular
-from muster.train.data.imagefolder import choose_halves, find_folder, halves_of
+from muster.train.data.imagefolder import choose_halves, find_folder, halves_of, refuse_mixed
 from muster.train.data.images import EncodedImages
 from muster.train.data.source import Source
 
@@ -112,12 +112,11 @@ class Shards(EncodedImages):
             except (OSError, tarfile.TarError) as error:
                 found = str(error)
             if found != expected:
+                wrong = "the shards are not those whose headers were read, perhaps on another host"
                 place = f"{self.shards[self.samples['shard'][index]]} on {socket.gethostname()}"
-                raise MusterError(
-                    "the shards are not those whose headers were read, perhaps on another host",
-                    seen=f"{place}, at byte {self.samples['offset'][index]}: {found}; the headers said {expected}",
-                    fix=f"copy the same shards to every node; where they are, remove {INDEX} beside them",
-                )
+                seen = f"{place}, at byte {self.samples['offset'][index]}: {found}; the headers said {expected}"
+                fix = f"copy the same shards to every node; where they are, remove {INDEX} beside them"
+                raise MusterError(wrong, seen=seen, fix=fix)
 
     def content(self, index: int) -> bytes:
         shard, _, offset, length = self.samples[index].item()
@@ -154,6 +153,7 @@ def scan(options: Options) -> Found:
     shards, parts, notes = list[str](), list[np.ndarray](), list[str]()
     for half in halves_of(root, seen, LAYOUT):
         names, samples_N, note = open_index(half, seen)
+        refuse_mixed({name: set(re.findall("[a-z]+", name.lower())) for name in names}, seen, LAYOUT)
         samples_N["shard"] += len(shards)
         shards += [os.path.join(os.path.relpath(half, root), name) for name in names]
         parts.append(samples_N)
@@ -171,11 +171,9 @@ def check_classes(labels: list[np.ndarray], seen: str) -> None:
     if num_missing:
         # One of the first is missing: a class may be a time stamp by mistake.
         missing = np.setdiff1d(np.arange(len(present) + 1), present)
-        raise MusterError(
-            f"{num_missing} of {num_classes} classes have no training sample",
-            seen=f"{seen}, the first without: {missing[0]}",
-            fix="number the classes from 0 on without gaps; 'train pack IMAGES FOLDER' does so",
-        )
+        wrong = f"{num_missing} of {num_classes} classes have no training sample"
+        fix = "number the classes from 0 on without gaps; 'train pack IMAGES FOLDER' does so"
+        raise MusterError(wrong, seen=f"{seen}, the first without: {missing[0]}", fix=fix)
     if num_classes < 2:
         raise MusterError("one class alone can't be told from others", seen=f"{seen}, class 0", fix=LAYOUT)
 

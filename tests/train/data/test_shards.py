@@ -455,6 +455,31 @@ def test_folders_that_hold_no_shards(tmp_path):
     assert "no val/" in error()
 
 
+@pytest.mark.parametrize(
+    ("names", "mixed"),
+    [
+        (["imagenet-train-000000", "imagenet-val-000000"], True),  # as webdataset's own script names them
+        (["imagenet1k-train-0000", "imagenet1k-validation-00"], True),  # as on the Hugging Face Hub
+        (["train_val-000000", "train_val-000001"], False),
+        (["a-train-000000", "b-000000"], False),
+    ],
+)
+def test_shards_of_both_halves_in_one_folder_are_not_split_by_chance(tmp_path, names, mixed):
+    """What should validate would be trained on."""
+    for name in names:
+        write(tmp_path / f"{name}.tar", {**PAIR, "a/2.jpg": b"x", "a/2.cls": b"1"})
+    if not mixed:
+        assert len(data.open_source(options(tmp_path)).train) == 4 - 1
+        return
+    with pytest.raises(MusterError, match="would be mixed") as raised:
+        data.open_source(options(tmp_path))
+    assert all(name in raised.value.seen for name in names)
+    for half, name in zip(("train", "val"), names, strict=True):
+        (tmp_path / half).mkdir()
+        (tmp_path / half / f"{name}.tar").symlink_to(tmp_path / f"{name}.tar")
+    assert len(data.open_source(options(tmp_path)).valid) == 2
+
+
 @pytest.fixture
 def labels(tmp_path, monkeypatch):
     """Opens the index of the folder: the classes in it, and the shards whose headers were read for that."""

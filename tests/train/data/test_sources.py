@@ -237,6 +237,21 @@ def test_folders_that_hold_no_data(tmp_path, make_images):
     assert "bird, dog" in error(tmp_path / "two")
 
 
+@pytest.mark.parametrize("halves", [("Train", "Val"), ("Training", "Test"), ("training", "validation")])
+def test_halves_under_other_names_are_no_classes(tmp_path, make_images, halves):
+    """Each image would have the class Train or Val, and a training would look as if it succeeded."""
+    for half in halves:
+        make_images(tmp_path / half)
+    with pytest.raises(MusterError, match="would be mixed") as raised:
+        data.open_source(folder_options(tmp_path))
+    assert all(half in raised.value.seen for half in halves)
+
+
+@pytest.mark.parametrize("classes", [("Train", "Ship"), ("express train", "test tube"), ("test", "other")])
+def test_classes_may_be_trains_and_tests(tmp_path, make_images, classes):
+    assert data.open_source(folder_options(make_images(tmp_path, classes=classes))).num_classes == 2
+
+
 def test_augmentation_depends_on_sample_and_epoch_only(tmp_path, make_images, loaded):
     root = make_images(tmp_path / "images")
     alone, _ = loaded(folder_options(root))
