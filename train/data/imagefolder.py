@@ -142,8 +142,9 @@ def read_folder(folder: Path, seen: str) -> tuple[list[str], list[tuple[str, int
         raise MusterError(f"the data folder can't be read: {error.strerror}", seen=place, fix=fix) from error
     empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
     if empty:
-        fix = "put images into the folder of that class, or remove the folder"
-        raise MusterError(f"no images in class {', '.join(empty)}", seen=f"{seen} ({folder})", fix=fix)
+        fix = f"put images ({' '.join(IMG_EXTENSIONS)}) into the folder of that class, or remove the folder"
+        some = f"{', '.join(empty[:5])}{f' and {len(empty) - 5} more' if len(empty) > 5 else ''}"
+        raise MusterError(f"no images in class {some}", seen=f"{seen} ({folder})", fix=fix)
     return classes, [(path, label) for label, paths in enumerate(images) for path in paths]
 
 

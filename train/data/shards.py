@@ -286,7 +286,7 @@ def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile
     class_ = parts.get("cls")
     if image is None or class_ is None:
         wrong = "a sample has no image" if image is None else "a sample has no class"
-        raise unfit(wrong, shard, f"{name}.* ({', '.join(sorted(parts))})")
+        raise unfit(wrong, shard, f"{name}.* ({', '.join(sorted(parts)[:9])}{' ...' if len(parts) > 9 else ''})")
     file.seek(class_.offset_data)
     text = file.read(class_.size)
     digits = text.strip()

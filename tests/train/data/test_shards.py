@@ -408,6 +408,15 @@ def test_a_sample_that_is_none_is_named(tmp_path, case):
     assert raised.value.code == 2
 
 
+def test_names_with_a_dot_in_front_of_their_numbers_do_not_fill_the_screen(tmp_path):
+    """All files of the shard are one sample then."""
+    members = {f"image.{number:04}.{end}": b"0" for number in range(500) for end in ("jpg", "cls")}
+    with pytest.raises(MusterError, match="no image") as raised:
+        read_headers(write(tmp_path / "a.tar", members))
+    assert "image.* (0000.cls, 0000.jpg, 0001.cls" in raised.value.seen
+    assert len(raised.value.seen) < len(str(tmp_path)) + 200
+
+
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_shard_cut_off_anywhere_or_overwritten_is_told(tmp_path, format):
     members = {f"{'long' * 40}{number}.{end}": b"%d" % number for number in range(3) for end in ("jpg", "cls")}

@@ -237,6 +237,16 @@ def test_folders_that_hold_no_data(tmp_path, make_images):
     assert "bird, dog" in error(tmp_path / "two")
 
 
+def test_many_classes_without_images_are_told_in_a_line_that_can_be_read(tmp_path, make_images):
+    make_images(tmp_path, classes=("a", "b"))
+    for number in range(300):
+        (tmp_path / f"c{number:03}").mkdir()
+        (tmp_path / f"c{number:03}" / "animated.gif").touch()
+    with pytest.raises(MusterError, match="no images in class c000, c001, c002, c003, c004 and 295 more") as raised:
+        data.open_source(folder_options(tmp_path))
+    assert ".jpg" in raised.value.fix  # and not .gif, which torchvision doesn't take either
+
+
 @pytest.mark.parametrize("halves", [("Train", "Val"), ("Training", "Test"), ("training", "validation")])
 def test_halves_under_other_names_are_no_classes(tmp_path, make_images, halves):
     """Each image would have the class Train or Val, and a training would look as if it succeeded."""
