@@ -41,8 +41,8 @@ WINDOW = 4096
 """Bytes that are read at once: a small member, and the header of the next, come with the header before."""
 
 LAYOUT = (
-    "tar files FOLDER/*.tar, or FOLDER/train/*.tar and FOLDER/val/*.tar, with NAME.jpg and NAME.cls of each sample; "
-    "'train pack IMAGES FOLDER' makes them"
+    "tar files FOLDER/*.tar, or FOLDER/train/*.tar and FOLDER/val/*.tar, with NAME.jpg and NAME.cls of each sample "
+    "next to each other (tar --sort=name); 'train pack IMAGES FOLDER' makes them"
 )
 READABLE = "see that this user may read the folder, on every node"
 
@@ -285,7 +285,7 @@ def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile
     image = next((parts[kind] for kind in parts if kind in IMAGES), None)
     class_ = parts.get("cls")
     if image is None or class_ is None:
-        wrong = "a sample has no image" if image is None else "a sample has no class"
+        wrong = f"a sample has no {'image' if image is None else 'class'} next to its other files"
         raise unfit(wrong, shard, f"{name}.* ({', '.join(sorted(parts)[:9])}{' ...' if len(parts) > 9 else ''})")
     file.seek(class_.offset_data)
     text = file.read(class_.size)

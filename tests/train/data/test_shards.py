@@ -408,6 +408,13 @@ def test_a_sample_that_is_none_is_named(tmp_path, case):
     assert raised.value.code == 2
 
 
+def test_a_tar_file_of_all_images_and_then_all_classes_is_told_what_to_sort(tmp_path):
+    members = {f"{number}.{end}": b"0" for end in ("jpg", "cls") for number in range(3)}
+    with pytest.raises(MusterError, match="no class next to") as raised:
+        read_headers(write(tmp_path / "a.tar", members))
+    assert "tar --sort=name" in raised.value.fix
+
+
 def test_names_with_a_dot_in_front_of_their_numbers_do_not_fill_the_screen(tmp_path):
     """All files of the shard are one sample then."""
     members = {f"image.{number:04}.{end}": b"0" for number in range(500) for end in ("jpg", "cls")}
