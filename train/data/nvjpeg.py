@@ -54,10 +54,8 @@ def decode(encoded: Encoded, size: int, device: torch.device) -> torch.Tensor:
     try:
         pictures: Any = decode_jpeg(files, mode=ImageReadMode.RGB, device=device)
     except RuntimeError as error:
-        raise MusterError(
-            "nvJPEG can't decode a sample: " + str(error).partition("\n")[0],
-            seen=f"one of {len(files)} files of a batch, --decoder=nvjpeg",
-            fix="--decoder=cpu, which knows more kinds of files, and names the one that is damaged",
-            code=ExitCode.FAILED,
-        ) from error
+        wrong = "nvJPEG can't decode a sample: " + str(error).partition("\n")[0]
+        seen = f"one of {len(files)} files of a batch, --decoder=nvjpeg"
+        fix = "--decoder=cpu, which knows more kinds of files, and names the one that is damaged"
+        raise MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED) from error
     return torch.stack([resize(picture, crop, size) for picture, crop in zip(pictures, encoded.crops, strict=True)])

@@ -91,7 +91,8 @@ def halves(folder: Path) -> tuple[Path, Path] | None:
     """The folder's `train` and `val` files of tokens, where it has them; MusterError where numbers are in one alone."""
     alone: list[Path] = []
     for suffix in (*TYPES, ".npy", ".txt"):
-        present = [path for half in ("train", "val", "valid") if (path := folder / f"{half}{suffix}").is_file()]
+        names = (f"{half}{suffix}" for half in ("train", "val", "valid", "validation"))
+        present = [path for name in names if (path := folder / name).is_file()]
         if len(present) > 1 and present[0].stem == "train":
             return present[0], present[1]
         alone += present if suffix != ".txt" else []
