@@ -165,8 +165,7 @@ def find_images(root: Path, seen: str) -> Found:
     halves = halves_of(root, seen, LAYOUT)
     found = [read_folder(half, seen) for half in halves]
     classes, train = found[0]
-    unknown = sorted(set(classes) ^ set(found[-1][0]))
-    if unknown:
+    if unknown := sorted(set(classes) ^ set(found[-1][0])):
         seen = f"only in one of them: {', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}"
         fix = f"give both the same subfolders below {root}"
         raise MusterError(f"train/ and {halves[1].name}/ don't have the same classes", seen=seen, fix=fix)

@@ -193,8 +193,7 @@ def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | No
         raise MusterError("the folder holds no uncompressed tar files", seen=f"{seen} ({folder})", fix=LAYOUT)
     facts = [(name, state.st_size, state.st_mtime_ns) for name, state in zip(names, states, strict=True)]
     identity = blake2b(repr(facts).encode()).hexdigest()
-    kept = load_index(folder / INDEX, identity)
-    if kept is not None:
+    if (kept := load_index(folder / INDEX, identity)) is not None:
         return names, kept, None
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         parts = list(pool.map(read_headers, [folder / name for name in names]))

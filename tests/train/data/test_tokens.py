@@ -66,6 +66,19 @@ def test_the_header_of_llm_c_is_no_text(tmp_path, magic, type_, more):
     assert len(data.open_source(options(tmp_path / "train.bin", **more)).train.tokens) == 90
 
 
+def test_numbers_of_32_bits_in_a_file_for_16_are_told(tmp_path):
+    """Each second token would be the upper half of the one before: a loss that looks very good."""
+    numbers = [70_000, 128_000, 5, *range(197)]
+    with pytest.raises(MusterError, match="32 bits"):
+        data.open_source(options(write(tmp_path / "a.bin", numbers, "<u4")))
+    assert data.open_source(options(write(tmp_path / "a.u32", numbers, "<u4"))).num_classes == 128_001
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4] * 40, [300, 20] * 100, [3, 50_000] * 100])
+def test_numbers_of_16_bits_are_not_taken_for_32(tmp_path, numbers):
+    assert data.open_source(options(write(tmp_path / "a.bin", numbers, "<u2"))).num_classes == max(numbers) + 1
+
+
 @pytest.mark.process
 def test_one_rank_reads_all_tokens_to_count_them(train, summary_of, tmp_path):
     count = """
