@@ -137,8 +137,7 @@ def read_folder(folder: Path, seen: str) -> tuple[list[str], list[tuple[str, int
             for name in classes
         ]
     except OSError as error:
-        place = str(error.filename or folder)
-        fix = "see that this user may read it, on every node; in a container, that it is bound into it; or remove it"
+        place, fix = str(error.filename or folder), "see that this user may read it, on every node; or remove it"
         raise MusterError(f"the data folder can't be read: {error.strerror}", seen=place, fix=fix) from error
     empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
     if empty:

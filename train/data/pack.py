@@ -54,6 +54,9 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
         fix = "another OUT, or remove the old one first"
         raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
     root = Path(os.path.expanduser(folder))
+    if not os.path.isdir(root):
+        wrong = "the folder of the images does not exist, is a file, or can't be read"
+        raise MusterError(wrong, seen=f"FOLDER={folder}", fix=f"{LAYOUT}; in a container, see that it is bound into it")
     found = find_images(root, f"FOLDER={folder}")
     images = ImageFiles(root, found.paths_N, found.labels_N, size=1, random=False)
     halves = {"train": range(found.num_train), "val": range(found.num_train, len(images))}

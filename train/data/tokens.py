@@ -86,7 +86,7 @@ def map_file(path: Path) -> np.ndarray:
         raise ValueError(f"its {size} bytes are no sequence of {type_.itemsize * 8} bit numbers")
     numbers_N = np.memmap(path, type_, mode="r", offset=start) if size > 0 else np.empty(0, type_)
     if type_.itemsize == 2 and size > 100 and numbers_N[1:8192:2].max() < 16 and numbers_N[:8192:2].max() > 255:
-        raise ValueError("each second number is next to nothing, as in numbers of 32 bits: such a file is NAME.u32")
+        raise ValueError("every second number is below 16, as where they have 32 bits: call such a file NAME.u32")
     return numbers_N
 
 
@@ -175,7 +175,8 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
     except (ValueError, EOFError, OverflowError, TokenError) as error:  # the last two by the head of a .npy file
         raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX_FILE) from error
     if len(train) <= seq_len or len(valid) < 2:
-        wrong = f"{len(train)} tokens train and {len(valid)} validate: not one sequence of {seq_len}, and one more"
+        shares = f"{len(train)} tokens train and {len(valid)} validate"
+        wrong = f"{shares}: not one sequence of {seq_len}, and the token after"
         raise MusterError(wrong, seen=f"{seen} --seq-len={seq_len}", fix="more text, or a smaller --seq-len")
     return train, valid
 
