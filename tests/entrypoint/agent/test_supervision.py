@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from muster.entrypoint.agent.agent import LEFT, TIE, leave
 from muster.entrypoint.agent.failures import how_ended
+from muster.entrypoint.agent.nodes import Nodes
 from muster.paths import ROOT
 from tests.train.conftest import free_port
 
@@ -465,3 +466,24 @@ def test_a_node_hears_of_signals_while_it_waits_for_one_that_had_come(tmp_path: 
         time.sleep(3)  # the first one, which looks each second, asks the store for what the second has not written
         nodes[0].terminate()
         assert nodes[0].wait(15) == 1
+
+
+def test_a_node_that_ends_before_its_first_sign_of_life_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other, whose ranks would wait for its ranks until --timeout-s, ends them; not so where it has left."""
+    monkeypatch.setattr("muster.entrypoint.agent.nodes.BEAT_S", 0.02)
+    make: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    for has_left in (False, True):
+        store = make("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        if has_left:
+            store.set("muster/node/1", "")
+        workers = [SimpleNamespace(global_rank=0, world_size=2)]
+        group = SimpleNamespace(store=SimpleNamespace(underlying_store=store), group_rank=0, group_world_size=2)
+        group.workers, group.master_addr, group.master_port = workers, "127.0.0.1", store.port
+        agent = SimpleNamespace(processes=dict[int, tuple[int, int | None]])
+        own = Nodes(agent, group, {}, is_fixed=True)
+        end = time.monotonic() + (2 if has_left else 30)
+        while not own.reason and time.monotonic() < end:
+            time.sleep(0.02)
+        missed = "rank 1 on node rank 1 failed: its host gave no sign of life for 0 s"
+        assert own.reason == ("" if has_left else missed)
+        own.leave()
