@@ -55,8 +55,6 @@ def expand(text: str) -> tuple[str, ...]:
         num_hosts += len(found)
         if num_hosts > MAX_HOSTS:
             raise HostListError(f"it stands for more than {MAX_HOSTS} hosts")
-    if not hosts:
-        raise HostListError("it is empty")
     return tuple(hosts)
 
 

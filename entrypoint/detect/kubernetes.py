@@ -91,12 +91,6 @@ def _pod(env: Environment) -> Task | None:
     return None
 
 
-def _task(rank: int, num_pods: int, hosts: tuple[str, ...], of_rank: str, of_number: str, of_hosts: str) -> Task:
-    """The task of pod `rank` of `num_pods`; what the last three say is where the first three are from."""
-    sources = {"launcher": of_rank, "node_rank": of_rank, "num_nodes": of_number, "hosts": of_hosts}
-    return Task.one_a_node("kubernetes", rank, num_pods, hosts, sources)
-
-
 def _counted(read: Reader, name: str) -> Task:
     env = read.env
     # All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
@@ -121,16 +115,15 @@ def _counted(read: Reader, name: str) -> Task:
     is_named = _rank_by_name(env) in (None, rank)
     read.agree(is_named, f"the name of this pod, {env.host}, and its variables disagree on which pod this is", *shown)
     hosts, host_source = _names_of_pods(env, rank, num_pods)
-    return _task(rank, num_pods, hosts, f"{place}={rank}", f"{name}={num_pods}", host_source)
+    sources = {"launcher": f"{place}={rank}", "num_nodes": f"{name}={num_pods}", "hosts": host_source}
+    return Task.one_a_node("kubernetes", rank, num_pods, hosts, {**sources, "node_rank": sources["launcher"]})
 
 
 def _rank_by_name(env: Environment) -> int | None:
     """The rank that a pod's name stands for: JOB-master-0, JOB-worker-0, JOB-worker-1...; LEADER, LEADER-1..."""
     base, _, number = (env.host or "").rpartition("-")
     if leader := env.get("LWS_LEADER_ADDRESS", "").partition(".")[0]:
-        if env.host == leader:
-            return 0
-        return whole_number(number) if base == leader else None
+        return 0 if env.host == leader else whole_number(number) if base == leader else None
     job = env.get("MASTER_ADDR", "").partition(".")[0].removesuffix("-master-0")
     first = {f"{job}-master": 0, f"{job}-worker": 1}.get(base) if job else None
     index = whole_number(number)
@@ -162,6 +155,10 @@ def _of_volcano(read: Reader) -> Task:
         key=lambda name: (env[name].partition(",")[0] != master, name != "VC_MASTER_HOSTS", name),
     )
     by_task = [read.hosts(name) for name in names]
+    # The PyTorch plugin counts its master's and its workers' pods alone, and gives those of a third task no RANK.
+    counted = [len(by_task[0]) + len(task) for task in by_task[1:]]
+    if len(names) > 2 and "RANK" in env and read.optional("WORLD_SIZE") in counted:
+        return _counted(read, "WORLD_SIZE")
     hosts = tuple(host for task in by_task for host in task)
     listed, shown = read.seen(*names), (*names, "VC_TASK_INDEX", "VK_TASK_INDEX", "RANK", "WORLD_SIZE")
     index_name = "VC_TASK_INDEX" if "VC_TASK_INDEX" in env else "VK_TASK_INDEX"
@@ -174,7 +171,8 @@ def _of_volcano(read: Reader) -> Task:
     is_same = all(env.get(name, value) == value for name, value in expected.items())
     if own is None or not is_here or not is_same or len(set(hosts)) != len(hosts):
         raise read.error("the variables disagree on which pod of the job this is", *shown)
-    return _task(own, len(hosts), hosts, f"{index_name}={index}", f"{len(hosts)} hosts in {listed}", listed)
+    sources = {"launcher": f"{index_name}={index}", "num_nodes": f"{len(hosts)} hosts in {listed}", "hosts": listed}
+    return Task.one_a_node("kubernetes", own, len(hosts), hosts, {**sources, "node_rank": sources["launcher"]})
 
 
 TASKS = {"kubernetes": task}

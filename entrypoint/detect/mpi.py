@@ -311,10 +311,6 @@ def _is_uneven(ranks: Ranks, own: int, job: Job) -> bool:
     return is_size and sum(job.slots[:own]) == ranks.rank - ranks.local_rank
 
 
-_PACKED = {"jsrun": "jsrun --launch_distribution=packed", "flux": "flux run without --taskmap"}
-"""How ranks come to lie in blocks, by launcher."""
-
-
 def _check_order(launcher: str, ranks: Ranks, node_rank: int, seen: str, *, is_known: bool) -> None:
     """Refuses ranks that do not lie in blocks, nor in turns on nodes that are known."""
     block = node_rank * ranks.local_size + ranks.local_rank
@@ -322,12 +318,13 @@ def _check_order(launcher: str, ranks: Ranks, node_rank: int, seen: str, *, is_k
     # Of one process a node the rank decides nothing, the node rank does.
     if ranks.local_size == 1 or ranks.rank == block or (is_known and ranks.rank == in_turns):
         return
+    packed = {"jsrun": "jsrun --launch_distribution=packed", "flux": "flux run without --taskmap"}
     raise MusterError(
         "the ranks lie neither in blocks nor in turns on the nodes, so where they meet can't be told"
         if is_known
         else "the ranks don't lie in blocks, a node after the other, so which node this is can't be told",
         seen=seen,
-        fix=_PACKED.get(launcher)
+        fix=packed.get(launcher)
         or "mpirun --map-by slot (Open MPI) or mpiexec -ppn N (MPICH, Intel MPI): the ranks of a node in one block",
     )
 

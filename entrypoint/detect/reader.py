@@ -44,7 +44,8 @@ class Reader:
         found = whole_number(self._value(name), most)
         if found is None:
             raise self.error(f"{name} is no number from 0 to {most}", name)
-        self._note(field, name)
+        if field:
+            self.sources[field] = f"{name}={self.env[name]}"
         return found
 
     def identifier(self, name: str, field: str | None = None) -> int:
@@ -157,16 +158,13 @@ class Reader:
             fix = f"{self.env.way_in()}; or {fix}"
         raise MusterError(f"{name} is missing, but variables that go with it are set", seen=f"no {name}", fix=fix)
 
-    def _note(self, field: str | None, name: str) -> None:
-        if field:
-            self.sources[field] = f"{name}={self.env[name]}"
-
     def _list(self, name: str, field: str | None, kind: str, expand: Callable[[str], T]) -> T:
         try:
             found = expand(self._value(name))
         except hostlist.HostListError as reason:
             raise self.error(f"{name} can't be read as {kind}: {reason}", name) from None
-        self._note(field, name)
+        if field:
+            self.sources[field] = f"{name}={self.env[name]}"
         return found
 
     def _file(self, name: str, of_live: Callable[[bytes], T], of_recorded: Callable[[str], T]) -> T:

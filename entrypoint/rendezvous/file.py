@@ -378,11 +378,9 @@ def _read(folder: int, name: str, kind: type[T], line: int = 0) -> T | None:
 
 def _write(folder: int, name: str, content: msgspec.Struct, mode: int = os.O_CREAT | os.O_EXCL) -> None:
     """Writes a new file, or appends to one: a line, which is whole when it has its end."""
-    file = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | mode, 0o600, dir_fd=folder)
-    try:
-        os.write(file, msgspec.json.encode(content) + b"\n")
-    finally:
-        os.close(file)
+    number = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | mode, 0o600, dir_fd=folder)
+    with open(number, "wb", buffering=0) as file:
+        file.write(msgspec.json.encode(content) + b"\n")
 
 
 def _remove(folder: int, name: str) -> None:

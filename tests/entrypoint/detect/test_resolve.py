@@ -467,6 +467,19 @@ def test_the_masters_pod_of_volcanos_mpi_plugin_is_no_node() -> None:
     assert "mpirun --host $MPI_HOST -n PODS " in refusal.value.fix
 
 
+def test_a_third_task_of_volcano_is_none_of_its_pytorch_plugins_pods() -> None:
+    """By pkg/controllers/job/plugins/distributed-framework/pytorch/pytorch.go: it gets WORLD_SIZE, and no RANK."""
+    third = {"VC_TENSORBOARD_HOSTS": "job-tensorboard-0.job", "VC_TENSORBOARD_NUM": "1"}
+    for name, rank in (("master-0.0", 0), ("worker-0.1", 1), ("worker-1.2", 2)):
+        pod = changed(recording.load(FOLDERS / "documented" / f"volcano_pytorch.job-{name}.env"), **third)
+        assert (detect(pod).node_rank, detect(pod).num_nodes) == (rank, 3)
+        with pytest.raises(MusterError, match="disagree on which pod"):
+            detect(changed(pod, RANK=str((rank + 1) % 3)))
+    left = {key: value for key, value in pod.items() if key != "RANK"}
+    with pytest.raises(MusterError, match="disagree on which pod"):
+        detect(replace(pod, host="job-tensorboard-0", variables=left | {"VC_TASK_INDEX": "0", "VK_TASK_INDEX": "0"}))
+
+
 def test_the_pods_of_a_leaderworkerset_meet_at_their_leader() -> None:
     worker = recording.load(FOLDERS / "documented" / "leader_worker_set.lws-0-1.1.env")
     # Where pods are named by a hash, the leader's address alone is told.
