@@ -35,10 +35,8 @@ VARIABLES = (
 PREFIXES = ("LWS_", "PET_", "VC_", "VK_")
 
 FIX = "on each pod: {start} --nnodes PODS --node-rank INDEX --master-addr HOST{rest}"
-FIX_MPI = {
-    "K_MPI_JOB_ROLE": "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node --bind-to none {command}",
-    "MPI_HOST": "in the master's pod: mpirun --host $MPI_HOST -n PODS --map-by ppr:1:node --bind-to none {command}",
-}
+FIX_MPIJOB = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node --bind-to none {command}"
+FIX_VOLCANO = "in the master's pod: mpirun --host $MPI_HOST -n PODS --map-by ppr:1:node --bind-to none {command}"
 
 _HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
 # By which an author tells the number of pods, where WORLD_SIZE counts processes.
@@ -56,7 +54,7 @@ def job(env: Environment) -> Job | None:
     if not pod and not index:
         return None
     of_pod = pod.sources if pod else {"num_nodes": f"{index}: one of several pods", "hosts": _NO_NAMES}
-    fix = next((FIX_MPI[name] for name in FIX_MPI if name in env), FIX)
+    fix = FIX_VOLCANO if _is_mpi_master(env) else FIX_MPIJOB if "K_MPI_JOB_ROLE" in env else FIX
     problem = MusterError("nothing tells the names of the job's pods", seen=of_pod["num_nodes"], fix=fix)
     return Job(
         scheduler="kubernetes",
@@ -79,8 +77,8 @@ def task(env: Environment, job: Job) -> Task | None:
 
 def _pod(env: Environment) -> Task | None:
     """Which of the job's pods this is; None where it is alone, or where nothing tells how many there are."""
-    if "MPI_HOST" not in env and any(_HOSTS_OF_VOLCANO.fullmatch(name) for name in env):
-        return _of_volcano(Reader(env, FIX))
+    if any(_HOSTS_OF_VOLCANO.fullmatch(name) for name in env):
+        return None if _is_mpi_master(env) else _of_volcano(Reader(env, FIX))
     # Not any name that begins so: a Service called pet-shop gives all pods PET_SHOP_PORT.
     if {"PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT"} & env.keys():
         return _counted(Reader(env, FIX), "PET_NNODES")
@@ -89,6 +87,13 @@ def _pod(env: Environment) -> Task | None:
     if "RANK" in env or "WORLD_SIZE" in env:
         return _counted(Reader(env, FIX), next((name for name in _NODES if name in env), "WORLD_SIZE"))
     return None
+
+
+def _is_mpi_master(env: Environment) -> bool:
+    """Whether Volcano's MPI plugin has told this pod its workers, none of which it is; else MPI_HOST is the user's."""
+    listed = {host for name in env if _HOSTS_OF_VOLCANO.fullmatch(name) for host in env[name].split(",")}
+    workers = tuple(env.get("MPI_HOST", "").split(","))
+    return any(workers) and listed.issuperset(workers) and Reader(env, FIX).own_index(workers, "MPI_HOST") is None
 
 
 def _counted(read: Reader, name: str) -> Task:

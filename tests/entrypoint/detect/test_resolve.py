@@ -480,6 +480,15 @@ def test_a_third_task_of_volcano_is_none_of_its_pytorch_plugins_pods() -> None:
         detect(replace(pod, host="job-tensorboard-0", variables=left | {"VC_TASK_INDEX": "0", "VK_TASK_INDEX": "0"}))
 
 
+@pytest.mark.parametrize("hosts", ["", "mpi.example.org", "job-worker-0.job,job-worker-1.job"])
+def test_a_users_own_mpi_host_makes_no_pod_the_master_of_volcanos_mpi_plugin(hosts: str) -> None:
+    worker = recording.load(FOLDERS / "documented" / "volcano_workers.job-worker-1.1.env")
+    assert detect(changed(worker, MPI_HOST=hosts)).node_rank == 1
+    pod = recording.load(FOLDERS / "documented" / "kubeflow_pytorchjob.mnist-worker-0.1.env")
+    job, _ = families.find_job(changed(pod, MPI_HOST=hosts))
+    assert "mpirun" not in job.launch
+
+
 def test_the_pods_of_a_leaderworkerset_meet_at_their_leader() -> None:
     worker = recording.load(FOLDERS / "documented" / "leader_worker_set.lws-0-1.1.env")
     # Where pods are named by a hash, the leader's address alone is told.
