@@ -99,7 +99,12 @@ def _is_mpi_master(env: Environment) -> bool:
 def _counted(read: Reader, name: str) -> Task:
     env = read.env
     # All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
-    places = [name for name in ("PET_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX", "LWS_WORKER_INDEX") if name in env]
+    names = ("PET_NODE_RANK", "RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "LWS_WORKER_INDEX")
+    # In another Job of a JobSet, by the names SET-b-1-0 and SET-a-0-0 of this pod and the master, pods count anew.
+    addresses = (env.host or "", env.get("PET_MASTER_ADDR") or env.get("MASTER_ADDR", ""))
+    own, first = (re.match(r"(.+)-([^-.]+-\d+)-\d+(?:\.|$)", address) for address in addresses)
+    is_again = own and first and own[1] == first[1] and own[2] != first[2]
+    places = [name for name in names if name in env and not (is_again and name == "JOB_COMPLETION_INDEX")]
     # 1:3, or a number where elasticPolicy has no minReplicas and maxReplicas.
     if ":" in env.get(name, "") or ("PET_RDZV_ENDPOINT" in env and not places):
         fix = "leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas"
@@ -108,9 +113,9 @@ def _counted(read: Reader, name: str) -> Task:
     read.check_inner_launcher("pod")
     num_pods = read.number(name)
     ranks = {place: read.number(place) for place in places}
-    shown = (name, "WORLD_SIZE", "PET_NPROC_PER_NODE", "GPUS_PER_NODE", "NODE_RANK", *ranks)
+    shown = (name, "WORLD_SIZE", "PET_NPROC_PER_NODE", "GPUS_PER_NODE", *names)
     place, rank = next(iter(ranks.items()), ("", num_pods))
-    is_one = len(set(ranks.values())) == 1 and rank < num_pods and env.get("NODE_RANK", str(rank)) == str(rank)
+    is_one = len(set(ranks.values())) == 1 and rank < num_pods
     read.agree(is_one, "the variables disagree on which pod of the job this is", *shown)
     world_size = read.optional("WORLD_SIZE")
     per_pod = whole_number(env.get("PET_NPROC_PER_NODE") or env.get("GPUS_PER_NODE", "1")) or 1

@@ -489,6 +489,25 @@ def test_a_users_own_mpi_host_makes_no_pod_the_master_of_volcanos_mpi_plugin(hos
     assert "mpirun" not in job.launch
 
 
+def test_the_pods_of_several_jobs_in_a_jobset_are_told_apart_by_their_own_node_rank() -> None:
+    """As of the label jobset.sigs.k8s.io/job-global-index: in each of the Jobs JOB_COMPLETION_INDEX begins at 0."""
+    first = recording.load(FOLDERS / "documented" / "kubeflow_trainjob.train-node-0-0.0.env")
+    second = replace(first, host="train-node-1-0")
+    for host in ("train-node-1-0", "train-worker-0-0"):
+        assert detect(changed(replace(first, host=host), PET_NODE_RANK="1")).node_rank == 1
+    # With hostNetwork a pod has its node's name.
+    assert detect(replace(first, host="pool-b-1-0")).node_rank == 0
+    with pytest.raises(MusterError, match="disagree on which pod"):
+        detect(changed(second, PET_NODE_RANK="2"))
+    # Without it both would be node rank 0, and each would wait for the other.
+    with pytest.raises(MusterError, match="disagree on which pod"):
+        detect(replace(second, variables={name: value for name, value in second.items() if name != "PET_NODE_RANK"}))
+    with pytest.raises(MusterError, match="disagree on which pod"):
+        detect(changed(first, PET_NODE_RANK="1"))
+    by_author = recording.load(FOLDERS / "documented" / "jobset_processes.train-workload-0-0.0.env")
+    assert detect(replace(changed(by_author, NODE_RANK="1"), host="train-workload-1-0")).node_rank == 1
+
+
 def test_the_pods_of_a_leaderworkerset_meet_at_their_leader() -> None:
     worker = recording.load(FOLDERS / "documented" / "leader_worker_set.lws-0-1.1.env")
     # Where pods are named by a hash, the leader's address alone is told.
