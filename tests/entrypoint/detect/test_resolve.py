@@ -573,6 +573,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile", "hosts"),
         ("DSTACK_NODES_NUM", "2", "1"),
         ("HOROVOD_SIZE", "4", "1"),
+        ("HOST_NUM", "2", "1"),
         ("HQ_NUM_NODES", "2", "1"),
         ("JH_HOSTS", "node01 4 node02 4", "node01 4"),
         ("LEPTON_JOB_TOTAL_WORKERS", "2", "1"),
@@ -607,6 +608,11 @@ def test_the_nodes_of_an_unknown_scheduler_do_not_train_alone_each(name: str, se
     assert detect(Environment({name: one}, "node02")).num_nodes == 1
     assert detect(Environment({name: several}, "node02"), LaunchOptions(nnodes="1")).num_nodes == 1
     assert detect(Environment({name: several, "MUSTER_HOSTS": "node01,node02"}, "node02")).node_rank == 1
+
+
+def test_a_number_of_nodes_that_counts_gpus_beside_one_of_hosts_makes_no_nodes() -> None:
+    """As on a machine of Tencent's with 8 GPUs."""
+    assert detect(Environment({"HOST_NUM": "1", "NODE_NUM": "8"}, "node02")).num_nodes == 1
 
 
 def test_the_nodes_of_a_job_of_oar_do_not_train_alone_each() -> None:
