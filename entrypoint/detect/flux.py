@@ -65,8 +65,7 @@ def job(env: Environment) -> Job | None:
 
 def launch(num_nodes: int | None) -> str:
     """The line that starts `{command}` on each node of an instance of Flux; NODES where their number is not known."""
-    nodes = num_nodes or "NODES"
-    return f"flux run -N {nodes} -n {nodes} --exclusive {{command}}"
+    return "flux run -N {0} -n {0} --exclusive {{command}}".format(num_nodes or "NODES")
 
 
 def _fix(env: Environment) -> str:

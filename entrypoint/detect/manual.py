@@ -21,19 +21,20 @@ from muster.errors import MusterError
 # Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
 # Source: https://docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars
 # Source: https://docs.byteplus.com/en/docs/mlp/List_of_common_environment_variables
-# Source: https://github.com/allenai/OLMo/tree/main/scripts (of Beaker)
+# Source: https://github.com/allenai/OLMo/tree/main/scripts (of Beaker), https://github.com/PaddlePaddle/Paddle
 # Source: https://github.com/Netflix/metaflow/blob/master/metaflow/plugins/parallel_decorator.py
-# Source: https://it4innovations.github.io/hyperqueue/stable/jobs/multinode/
+# Source: https://it4innovations.github.io/hyperqueue/stable/jobs/multinode/, https://github.com/ChouYuhong/ULTra
 # Source: https://github.com/facebookincubator/submitit/blob/main/submitit/local/local.py
 # Source: https://github.com/intelligent-machine-learning/dlrover (NODE_NUM), https://github.com/PKUHPC/CraneSched
 # Source: https://github.com/lablup/backend.ai/blob/main/docs/concepts/networking.rst
 # Source: https://github.com/jctian98/e2e_lfmmi (of Tencent: HOST_NUM, beside which NODE_NUM counts GPUs)
 NUMBERS = (
-    "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BACKENDAI_CLUSTER_SIZE", "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE",
-    "CRANE_JOB_NUM_NODES", "DSTACK_NODES_NUM", "HOST_NUM", "HQ_NUM_NODES", "LEPTON_JOB_TOTAL_WORKERS",
-    "MF_PARALLEL_NUM_NODES", "MLP_WORKER_NUM", "NGC_ARRAY_SIZE", "NHOSTS", "NNODES", "NODE_COUNT", "NODE_NUM",
-    "NUM_NODES", "PJM_NODE", "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS",
-    "SLURM_NTASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
+    "ARNOLD_WORKER_NUM", "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BACKENDAI_CLUSTER_SIZE",
+    "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES", "DSTACK_NODES_NUM", "HOST_NUM", "HQ_NUM_NODES",
+    "LEPTON_JOB_TOTAL_WORKERS", "MF_PARALLEL_NUM_NODES", "MLP_WORKER_NUM", "NGC_ARRAY_SIZE", "NHOSTS", "NNODES",
+    "NODE_COUNT", "NODE_NUM", "NUM_NODES", "PADDLE_TRAINERS_NUM", "PJM_NODE", "SKYPILOT_NUM_NODES",
+    "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
 # SageMaker's ["algo-1","algo-2"] the comma. Jhinno's Unischeduler and HPC Pack tell the cores of each: gpu01 4 gpu02 4.
