@@ -51,10 +51,8 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
         task, losers = families.find_task(env, job)
         rejected += losers
         traced = _check_traces(env, options, task) if job is NO_SCHEDULER and not is_single else ()
-        if task:
-            task = _launched(env, options, job, task)
-        else:
-            task = _alone(env, options, job, is_one_node=is_single or options.num_nodes == 1)
+        is_one_node = is_single or options.num_nodes == 1
+        task = _launched(env, options, job, task) if task else _alone(env, options, job, is_one_node=is_one_node)
         task = replace(task, notes=traced + task.notes)
         # Users set single ones of these for a script of their own; launchers set LOCAL_RANK beside a size.
         if task.tasks_on_node == 1 and "LOCAL_RANK" in env:

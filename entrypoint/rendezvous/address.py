@@ -223,12 +223,12 @@ def _route(rendezvous: Rendezvous, allocation: Allocation, hosts: tuple[str, ...
 
 def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -> tuple[str | None, str]:
     if options.master_addr:
-        return _checked("--master-addr", options.master_addr, allocation), "--master-addr"
+        return _checked("--master-addr", options.master_addr, allocation, env), "--master-addr"
     if allocation.num_nodes == 1:
         return "127.0.0.1", "one node"
     for name in ADDRESSES:
         if env.get(name):
-            return _checked(name, env[name], allocation), f"{name}, {_setter(allocation)}"
+            return _checked(name, env[name], allocation, env), f"{name}, {_setter(allocation)}"
     if allocation.hosts:
         source = f"the first host of {allocation.sources.get('hosts', 'the host list')}"
         fix = f"--node-rank 0 on {allocation.hosts[0]}; or on all nodes: --master-addr {env.host}"
@@ -247,7 +247,7 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
     return None, f"a file in --rendezvous-dir={options.rendezvous_dir}"
 
 
-def _checked(name: str, value: str, allocation: Allocation) -> str:
+def _checked(name: str, value: str, allocation: Allocation, env: Environment) -> str:
     """`value`, the address of node rank 0 as the option or variable `name` says it.
 
     Raises:
@@ -265,9 +265,14 @@ def _checked(name: str, value: str, allocation: Allocation) -> str:
     if allocation.num_nodes > 1 and is_loopback and not is_meant:
         wrong = f"{name} is each node's own address, and {allocation.num_nodes} nodes can't meet there"
         raise MusterError(wrong, seen=seen, fix=fix)
-    # $(hostname) in each task, or the job's first node in a step without it. By hand the user numbers the nodes.
-    first = allocation.hosts[0] if allocation.hosts and allocation.launcher != "manual" else value
-    if short(value) != short(first) and short(value) in map(short, (*allocation.hosts, *allocation.job.hosts)):
+    # $(hostname) in each task, or the job's first node in a step without it. By hand the user numbers the nodes, and a
+    # $SLURM_NODEID that the job's script has read makes each of them node rank 0.
+    hosts, first = allocation.job.hosts, allocation.hosts[0] if allocation.hosts else value
+    if allocation.launcher == "manual":
+        seen, fix = f"{allocation.sources['node_rank']} {seen}", f"--node-rank 0 on {value} alone; or {fix}"
+        own = Reader(env, fix).own_index(hosts, seen) if allocation.node_rank == 0 else None
+        first = value if own is None else hosts[own]
+    if short(value) != short(first) and short(value) in map(short, (*allocation.hosts, *hosts)):
         wrong = f"{name} is another node than {first}, the first of this launch, where its ranks meet"
         raise MusterError(wrong, seen=f"{seen}; {allocation.sources.get('hosts', '')[:200]}", fix=fix)
     return value
@@ -290,8 +295,7 @@ def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> t
     if options.master_port:
         return options.master_port, "--master-port"
     for name in ("MASTER_PORT", "PET_MASTER_PORT"):
-        value = env.get(name, "") if allocation.num_nodes > 1 else ""
-        if value:
+        if (value := env.get(name)) and allocation.num_nodes > 1:
             port = whole_number(value, 65535)
             if not port:
                 raise MusterError(f"{name} is no port", seen=f"{name}={value[:200]}", fix=f"unset {name}")

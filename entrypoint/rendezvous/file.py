@@ -291,10 +291,8 @@ def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
             result = _read(folder, name, _Line, line=1)
             if result and result.error:
                 raise result.error
-            if result:
-                return True
-            if _read(folder, "host", _Host) != host:
-                return False
+            if result or _read(folder, "host", _Host) != host:
+                return result is not None
         return False
     finally:
         _remove(folder, name)

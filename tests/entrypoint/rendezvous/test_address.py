@@ -227,3 +227,16 @@ def test_node_rank_0_by_hand_is_where_the_others_look_for_it() -> None:
     assert meet(listed, 0, "node03") == "node03"
     assert meet(Environment({**listed, "MASTER_ADDR": "10.0.0.3"}, host="node03"), 0) == "10.0.0.3"
     assert meet(listed, 2) == meet(Environment(listed.variables, host="node01.cluster.org"), 0) == "node01"
+
+
+def test_a_node_rank_that_the_jobs_script_has_read_does_not_make_each_node_the_first() -> None:
+    """srun muster run --nnodes 2 --node-rank $SLURM_NODEID --master-addr node01: both would wait for node rank 1."""
+    task = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
+    options = LaunchOptions(nnodes="2", node_rank=0, master_addr="node01")
+    with pytest.raises(MusterError, match="--master-addr is another node than node02, the first") as caught:
+        rendezvous.meet(detect(task, options), task, options)
+    assert "--node-rank=0 --master-addr=node01" in caught.value.seen
+    assert caught.value.fix.startswith("--node-rank 0 on node01 alone; or ")
+    for host in ("node01", "n1.of-another-name"):
+        first = Environment(task.variables, host)
+        assert rendezvous.meet(detect(first, options), first, options).master_addr == "node01"
