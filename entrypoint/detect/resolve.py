@@ -96,7 +96,7 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
         node_rank = Reader(env, "MUSTER_NODE_RANK=I, from 0, another one on each node").number(name)
         if num_nodes is None and job.num_nodes:
             num_nodes, num_source = job.num_nodes, job.sources["num_nodes"]
-        _check_variable(env, job, node_rank)
+    _check_number(env, job, name, node_rank, num_nodes)
     rank_source = f"{name}={node_rank}"
     if num_nodes is None:
         wrong = f"{name} needs the number of nodes"
@@ -157,11 +157,11 @@ def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task) ->
 # What is refused: each of these would start a world of the wrong shape, or several worlds in place of one.
 
 
-def _check_variable(env: Environment, job: Job, node_rank: int) -> None:
-    """Refuses a MUSTER_NODE_RANK of another node, as one that all tasks inherit, or one for several processes."""
-    source = f"MUSTER_NODE_RANK={node_rank}"
+def _check_number(env: Environment, job: Job, name: str, node_rank: int, num_nodes: int | None) -> None:
+    """Refuses a MUSTER_NODE_RANK of another node, as all inherit it, or $SLURM_NODEID in several tasks of a node."""
+    source, is_variable = f"{name}={node_rank}", name == "MUSTER_NODE_RANK"
     fix = "give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set"
-    own = Reader(env, fix).own_index(job.hosts, source)
+    own = Reader(env, fix).own_index(job.hosts, source) if is_variable else None
     if own not in (None, node_rank):
         wrong = f"MUSTER_NODE_RANK says node rank {node_rank}, but this host is the one with {own}"
         raise MusterError(wrong, seen=f"{source} on {env.host}; {job.sources['hosts']}", fix=fix)
@@ -169,9 +169,10 @@ def _check_variable(env: Environment, job: Job, node_rank: int) -> None:
         task, _ = families.find_task(env, job)
     except MusterError:
         return
-    if task and task.tasks_on_node > 1:
-        wrong = f"MUSTER_NODE_RANK stands for one process a node, and {task.launcher} started {task.tasks_on_node} here"
-        raise MusterError(wrong, seen=f"{source} {task.sources['tasks_on_node']}", fix="unset MUSTER_NODE_RANK")
+    if task and task.tasks_on_node > 1 and (is_variable or 1 < task.num_nodes == num_nodes):
+        wrong = f"{name} stands for one process a node, and {task.launcher} started {task.tasks_on_node} here"
+        fix = f"unset {name}" if is_variable else f"leave out {name} and --nproc-per-node: each task is a rank"
+        raise MusterError(wrong, seen=f"{source} {task.sources['tasks_on_node']}", fix=fix)
 
 
 def _check_single(task: Task) -> None:

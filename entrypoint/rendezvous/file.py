@@ -139,8 +139,7 @@ def meet(peers: Peers) -> tuple[str, int]:
 
 def machine() -> str:
     """This host's identity: fresh containers share names, and hosts of one kernel share its id."""
-    boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
-    return f"{socket.gethostname()} {boot}"
+    return f"{socket.gethostname()} {text_of(Path('/proc/sys/kernel/random/boot_id')).strip()}"
 
 
 def check(participants: Mapping[int, Participant]) -> None:

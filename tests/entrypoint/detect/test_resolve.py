@@ -206,6 +206,19 @@ def test_a_node_rank_in_a_variable_wins_and_is_checked() -> None:
         detect(Environment({"MUSTER_NODE_RANK": "2", "MUSTER_HOSTS": "a,b"}, host="c"))
 
 
+def test_a_node_rank_by_hand_is_not_that_of_several_tasks_on_a_node() -> None:
+    """srun --ntasks-per-node=2 muster run --nnodes 2 --node-rank $SLURM_NODEID: two took the place of each node."""
+    task = recording.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.3.env")
+    options = LaunchOptions(nnodes="2", node_rank=1, master_addr="node01")
+    with pytest.raises(MusterError, match="--node-rank stands for one process a node, and srun started 2") as refusal:
+        detect(task, options)
+    assert refusal.value.fix == "leave out --node-rank and --nproc-per-node: each task is a rank"
+    assert detect(task, replace(options, node_rank=None)).rank == 3
+    # By $SLURM_PROCID each task is a node of its own; or trains by itself.
+    assert detect(task, replace(options, nnodes="4", node_rank=3)).num_nodes == 4
+    assert detect(task, replace(options, nnodes="1", node_rank=0)).num_nodes == 1
+
+
 def test_slurms_variables_left_over_in_a_job_of_pbs_are_named() -> None:
     leaked = {name: value for name, value in SLURM.items() if name.startswith("SLURM_")}
     found = detect(changed(PBS_TASK, **leaked))
