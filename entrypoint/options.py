@@ -197,7 +197,7 @@ class TorchrunOptions:
                 raise MusterError(
                     "of --rdzv-conf only the time-out is yours: the launch decides the rest by the job",
                     seen=f"--rdzv-conf={self.rdzv_conf}",
-                    fix="--rdzv-timeout SECONDS",
+                    fix="leave it out; a time-out by --rdzv-timeout SECONDS",
                 )
             options = replace(options, rdzv_timeout=int(seconds[1]))
         # torch names a folder by it.

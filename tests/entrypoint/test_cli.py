@@ -794,6 +794,12 @@ def test_options_of_torchrun_that_contradict_the_launch_are_refused(
     assert wrong in three_lines(answer.stderr)[0]
 
 
+def test_what_jsc_gives_torchrun_of_the_host_is_told_to_be_left_out(command: Run, hello: Path) -> None:
+    """--rdzv_conf=is_host=$((SLURM_NODEID == 0)), as for torchrun there: a time-out beside it was no way out."""
+    answer = command("muster", "run", "--dry-run", "--rdzv_conf=is_host=1", "--rdzv-timeout=60", str(hello))
+    assert "leave it out" in three_lines(answer.stderr)[2]
+
+
 def test_an_endpoint_of_torchrun_is_the_place_to_meet(command: Run, hello: Path) -> None:
     where = ["--nnodes=2", "--node-rank=1", "--rdzv-endpoint=127.0.0.1:29501"]
     answer = command("muster", "run", "--dry-run", "--nproc-per-node=1", *where, str(hello))
