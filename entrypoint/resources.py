@@ -6,12 +6,12 @@ No driver and no torch is loaded.
 import os
 import re
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 
 import psutil
 
 from muster import control_groups
+from muster.devices import visible_gpus
 from muster.entrypoint.detect.allocation import Allocation, Job
 from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.environment import Environment
@@ -36,13 +36,8 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
         env: the process's environment.
         gpus_on_node: what the scheduler says, used where CUDA_VISIBLE_DEVICES doesn't.
     """
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        # CUDA's own rule: the list ends at the first entry that is no device. Empty and -1 both hide all of them, as
-        # does HTCondor's 10000. Of parts of GPUs (MIG) every process sees the first alone.
-        is_device = re.compile(r"\s*([0-9]{1,4}|GPU-[0-9A-Za-z-]+)\s*").fullmatch
-        is_part = re.match(r"\s*MIG-[0-9A-Za-z/-]+\s*(,|$)", visible)
-        return 1 if is_part else len(list(takewhile(is_device, visible.split(",")))), f"CUDA_VISIBLE_DEVICES={visible}"
+    if (visible := env.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len(visible_gpus(visible)), f"CUDA_VISIBLE_DEVICES={visible}"
     if gpus_on_node is not None:
         return gpus_on_node, "the scheduler's GPUs on this node"
     if env.is_live:

@@ -84,8 +84,9 @@ class Nodes:
 
     def _beat(self) -> None:
         """Sends this node's beat, and reads whether something has failed."""
-        store, group, rank = self._beats, self._group, self._group.workers[0].global_rank
-        store.set(f"node/{group.group_rank}", f"{time.monotonic()} {rank} {socket.gethostname()}")
+        store, group = self._beats, self._group
+        text = f"{time.monotonic()} {group.workers[0].global_rank} {socket.gethostname()}"
+        store.set(f"node/{group.group_rank}", text)
         # The first watches all others, and each of them the first: the store may be on a third node.
         self._receive((0,) if group.group_rank else range(1, group.group_world_size))
         if store.check(["fault"]):
@@ -115,8 +116,8 @@ class Nodes:
     def _receive(self, nodes: Iterable[int]) -> None:
         """Publishes the death of one of `nodes` whose beats have stopped, or that was ended before its first one."""
         for node in nodes:
-            none = f"0 {node * len(self._group.workers)} node rank {node}".encode()
-            text = self._beats.get(f"node/{node}") if self._beats.check([f"node/{node}"]) else none
+            unheard = f"0 {node * len(self._group.workers)} node rank {node}".encode()
+            text = self._beats.get(f"node/{node}") if self._beats.check([f"node/{node}"]) else unheard
             before, silent = self._seen.get(node, (b"", 0))
             self.others_left |= bool(before) and not text
             self._seen[node] = text, silent + 1 if text and text == before else 0

@@ -69,7 +69,8 @@ def job(env: Environment) -> Job | None:
         gpu_request=f"qsub -l select={len(slots) or 'NODES'}:ngpus={{gpus}}",
         problem=problem,
         sources={
-            **dict.fromkeys(("scheduler", "job_id"), f"PBS_JOBID={job_id}"),
+            "scheduler": f"PBS_JOBID={job_id}",
+            "job_id": f"PBS_JOBID={job_id}",
             "attempt": "PBS does not count restarts",
             "hosts": nodes,
             "num_nodes": f"{len(slots)} hosts in {nodes}" if slots else nodes,

@@ -311,8 +311,7 @@ class Closure:
             wrong = "it has to be the host's, and the host does not have it"
             yield Refusal(name, wrong, name, "the profile", fix.format(name))
         for name in traced.absent:
-            link = self.links.get(name)
-            if link:
+            if link := self.links.get(name):
                 wrong = "the loader can't read it"
                 if link.machine != own_machine():
                     wrong = f"it is built for another architecture: {link.machine}"

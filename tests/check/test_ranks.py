@@ -88,14 +88,11 @@ def test_few_hosts_are_named_all() -> None:
     assert listed(list("abcdef")) == "a, b, c, d and 2 more"
 
 
-@pytest.mark.parametrize(("rank", "is_told"), [(1, True), (2, False)])
-def test_a_rank_0_without_an_answer_is_told_by_the_first_that_is_left(
-    rank: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = World(rank=rank, world_size=3, hosts=("a", "b", "c"))
+def check_that_fails(monkeypatch: pytest.MonkeyPatch, rank: int, error: Exception) -> None:
+    """Runs the doctor's rank `rank`, which ends with 1 as `error` keeps it from joining the others."""
 
     def join(timeout_s: int) -> World:
-        raise RanksMissing(world, [0])
+        raise error
 
     def leave(_: World | None, code: int) -> None:
         raise SystemExit(code)
@@ -105,6 +102,14 @@ def test_a_rank_0_without_an_answer_is_told_by_the_first_that_is_left(
     monkeypatch.setattr(ranks, "leave", leave)
     with pytest.raises(SystemExit, match="1"):
         doctor.run(DoctorOptions())
+
+
+@pytest.mark.parametrize(("rank", "is_told"), [(1, True), (2, False)])
+def test_a_rank_0_without_an_answer_is_told_by_the_first_that_is_left(
+    rank: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(rank=rank, world_size=3, hosts=("a", "b", "c"))
+    check_that_fails(monkeypatch, rank, RanksMissing(world, [0]))
     assert ("rank 0 had come" in capsys.readouterr().err) == is_told
 
 
@@ -113,17 +118,6 @@ def test_a_rank_that_lost_the_others_tells_a_check_that_failed(
     rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As where the host of rank 0, which has the store, is gone."""
-
-    def join(timeout_s: int) -> World:
-        raise dist.DistNetworkError("Broken pipe")
-
-    def leave(_: World | None, code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setenv("RANK", str(rank))
-    monkeypatch.setattr(ranks, "join", join)
-    monkeypatch.setattr(ranks, "leave", leave)
-    with pytest.raises(SystemExit, match="1"):
-        doctor.run(DoctorOptions())
+    check_that_fails(monkeypatch, rank, dist.DistNetworkError("Broken pipe"))
     said = capsys.readouterr()
     assert f"rank {rank} lost the others" in (said.err if rank else said.out)

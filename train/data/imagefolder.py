@@ -11,6 +11,7 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train.data.images import EncodedImages
 from muster.train.data.source import Source, split
+from muster.units import listed
 
 VALID_SHARE = 0.1
 LAYOUT = "FOLDER/CLASS/IMAGE.jpg, or FOLDER/train/CLASS/IMAGE.jpg and FOLDER/val/CLASS/IMAGE.jpg"
@@ -142,8 +143,7 @@ def read_folder(folder: Path, seen: str) -> tuple[list[str], list[tuple[str, int
     empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
     if empty:
         fix = f"put images ({' '.join(IMG_EXTENSIONS)}) into the folder of that class, or remove the folder"
-        some = f"{', '.join(empty[:5])}{f' and {len(empty) - 5} more' if len(empty) > 5 else ''}"
-        raise MusterError(f"no images in class {some}", seen=f"{seen} ({folder})", fix=fix)
+        raise MusterError(f"no images in class {listed(empty, 5)}", seen=f"{seen} ({folder})", fix=fix)
     return classes, [(path, label) for label, paths in enumerate(images) for path in paths]
 
 

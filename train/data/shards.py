@@ -27,6 +27,7 @@ from muster.paths import check_regular
 from muster.train.data.imagefolder import choose_halves, find_folder, halves_of, refuse_mixed
 from muster.train.data.images import EncodedImages
 from muster.train.data.source import Source
+from muster.units import listed
 
 INDEX = ".muster-index.npz"
 SAMPLE = np.dtype([("shard", np.int32), ("label", np.int32), ("offset", np.int64), ("length", np.int64)])
@@ -153,7 +154,6 @@ def scan(options: Options) -> Found:
     shards, parts, notes = list[str](), list[np.ndarray](), list[str]()
     for half in halves_of(root, seen, LAYOUT):
         names, samples_N, note = open_index(half, seen)
-        refuse_mixed({name: set(re.findall("[a-z]+", name.lower())) for name in names}, seen, LAYOUT)
         samples_N["shard"] += len(shards)
         shards += [os.path.join(os.path.relpath(half, root), name) for name in names]
         parts.append(samples_N)
@@ -167,8 +167,7 @@ def check_classes(labels: list[np.ndarray], seen: str) -> None:
     if not all(map(len, labels)):
         raise MusterError("the shards hold no samples", seen=seen, fix=LAYOUT)
     present, num_classes = np.unique(labels[0]), int(max(part.max() for part in labels)) + 1
-    num_missing = num_classes - len(present)
-    if num_missing:
+    if num_missing := num_classes - len(present):
         # One of the first is missing: a class may be a time stamp by mistake.
         missing = np.setdiff1d(np.arange(len(present) + 1), present)
         wrong = f"{num_missing} of {num_classes} classes have no training sample"
@@ -191,6 +190,7 @@ def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | No
         raise MusterError(f"the shards can't be read: {error.strerror}", seen=error.filename, fix=READABLE) from error
     if not names:
         raise MusterError("the folder holds no uncompressed tar files", seen=f"{seen} ({folder})", fix=LAYOUT)
+    refuse_mixed({name: set(re.findall("[a-z]+", name.lower())) for name in names}, seen, LAYOUT)
     facts = [(name, state.st_size, state.st_mtime_ns) for name, state in zip(names, states, strict=True)]
     identity = blake2b(repr(facts).encode()).hexdigest()
     if (kept := load_index(folder / INDEX, identity)) is not None:
@@ -285,7 +285,7 @@ def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile
     class_ = parts.get("cls")
     if image is None or class_ is None:
         wrong = f"a sample has no {'image' if image is None else 'class'} next to its other files"
-        raise unfit(wrong, shard, f"{name}.* ({', '.join(sorted(parts)[:9])}{' ...' if len(parts) > 9 else ''})")
+        raise unfit(wrong, shard, f"{name}.* ({listed(sorted(parts))})")
     file.seek(class_.offset_data)
     text = file.read(class_.size)
     digits = text.strip()

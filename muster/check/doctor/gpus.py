@@ -4,11 +4,9 @@ Source: https://docs.nvidia.com/deploy/nvml-api/
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from muster.check.bench.collectives import shown
 from muster.check.doctor.finding import Finding, Level, alike, attempt, differences
 from muster.check.options import DoctorOptions
 from muster.check.ranks import leads_host
+from muster.devices import visible_gpus
 from muster.train.distributed.world import World
 
 NAME = "GPUs"
@@ -151,7 +150,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     wrong = "torch does not see all GPUs that were given, or asked for: a training would use the others, or the CPU"
     unseen: dict[str, str] = {}
     for host, ranks in by_host.items():
-        lacking = [rank for rank in ranks if rank.num_gpus < max(rank.is_required, len(devices(rank.visible or "")))]
+        lacking = [rank for rank in ranks if rank.num_gpus < max(rank.is_required, len(visible_gpus(rank.visible)))]
         for rank in lacking[:1]:
             by = "--device=cuda" if rank.visible is None else f"CUDA_VISIBLE_DEVICES={rank.visible}"
             unseen[host] = f"{by}, and torch sees {rank.num_gpus}"
@@ -180,19 +179,11 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     return f"{number} x {kind} a node" if number else "none: on CPUs"
 
 
-def devices(visible: str) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES names, by CUDA's own rule: up to the first that is none, such as HTCondor's 10000; of
-    parts of GPUs (MIG) the first alone."""
-    is_device = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[0-9A-Za-z/-]+").fullmatch
-    names = list(takewhile(is_device, map(str.strip, visible.split(","))))
-    return names[:1] if names and names[0].startswith("MIG-") else names
-
-
 def number_given(ranks: Sequence[Facts]) -> int:
     """How many GPUs the ranks of a node were given: those that they see, or that the scheduler names."""
     if sum(rank.gpus is not None for rank in ranks) > 1:
         return len(_given(ranks))
-    names = {device for rank in ranks for device in devices(rank.visible or "")}
+    names = {device for rank in ranks for device in visible_gpus(rank.visible)}
     return len(names) or max((rank.num_gpus for rank in ranks), default=0)
 
 
@@ -200,7 +191,7 @@ def _given(ranks: Sequence[Facts]) -> list[Gpu]:
     """The GPUs of a node that this job was given, as far as its ranks can tell; else all."""
     found: dict[str, Gpu] = {}
     for rank in ranks:
-        names, gpus = devices(rank.visible or ""), rank.gpus or ranks[0].gpus or ()
+        names, gpus = visible_gpus(rank.visible), rank.gpus or ranks[0].gpus or ()
         # The first digits of a UUID are enough.
         chosen = [gpu for gpu in gpus if str(gpu.index) in names or (gpu.uuid or "").startswith(tuple(names))]
         # A name that no GPU has is a part of one (MIG). Where none is named, all are hidden.
