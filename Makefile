@@ -58,7 +58,7 @@ tour: $(DEV) ## Show which files run in a launch, a run, a step and a save
 
 .PHONY: test-cuda12
 test-cuda12: $(CUDA12_DEV)
-	@$(CUDA12)/bin/pytest tests/entrypoint tests/train tests/report -m "not once and not long"
+	@$(CUDA12)/bin/pytest $(or $(TESTS),tests/entrypoint tests/train tests/report) -m "not once and not long"
 
 .PHONY: check
 check: $(DEV) ## Static checks: style, types, shell scripts, the Containerfile
