@@ -113,13 +113,14 @@ class Report:
         if used.error is not None:
             against.append(used.error)
         against += baseline.errors(slow, options.baseline or "")
+        num_rows = sum(bool(row.passes) for row in rows)
         num_held = sum((row.collective, row.size) in known.passes for row in rows) if known else 0
         held = "held against no baseline: --save-baseline FILE keeps one for the next time"
         if known and num_held:
             worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
-            num_rows = sum(bool(row.passes) for row in rows)
             held = f"{num_held} of {num_rows} rows are as fast as in {options.baseline}; {worth}"
-        verdict = Verdict(against, f"values were right in {sweep.num_checks} checks; {held}")
+        right = f"values were right in {sweep.num_checks} checks; {held}"
+        verdict = Verdict(against, right if num_rows else "nothing was measured", is_sure=num_rows > 0)
         more = {
             "transport": {"network": used.network, "gpudirect": used.gpudirect, "says": used.says, "notes": used.notes},
             "rows": [row.figures() for row in rows],

@@ -75,7 +75,9 @@ def test_a_run_that_measured_nothing_is_not_kept(tmp_path, capsys):
     """As of send_recv on one rank: a file without rows could not be read again."""
     of = report(tmp_path / "file", save_baseline=str(tmp_path / "base.json"))
     assert of.of_sweep([Row("send_recv", 0, 1, note="needs two ranks")], sweep(of), USED, None) == 2
-    assert capsys.readouterr().err.startswith("error: nothing was measured")
+    said = capsys.readouterr()
+    assert said.err.startswith("error: nothing was measured")
+    assert said.out.splitlines()[-1] == "warning: nothing was measured"
     assert not (tmp_path / "base.json").exists()
 
 
