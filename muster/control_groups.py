@@ -25,8 +25,7 @@ def available() -> tuple[int | None, float | None]:
         group = top / path.lstrip("/")
         # Any group above may have the limit. Where a container has the host's path, its own group is at the top.
         for folder in (each for each in (group, *group.parents) if each == top or top in each.parents):
-            limit = _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes")
-            if limit:
+            if limit := _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes"):
                 used = _numbers(folder / "memory.current") + _numbers(folder / "memory.usage_in_bytes")
                 # Pages of files that are not in use are given up when memory is asked for. In version 1 the total alone
                 # has those of the groups below.

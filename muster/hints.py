@@ -57,8 +57,7 @@ def of_option(asked: str, parameters: Sequence[Any], path: str, typed: Sequence[
         return ABSENT[word]
     if word.startswith("--no-") and f"--{word[5:]}" in known:
         return f"{path}, without {asked}"
-    near = difflib.get_close_matches(word, known, n=1, cutoff=LEAST_ALIKE)
-    if near:
+    if near := difflib.get_close_matches(word, known, n=1, cutoff=LEAST_ALIKE):
         return f"{path} {near[0]}"
     if path == "train":
         return f"a strategy comes first, as in train ddp {asked}; train --help lists what there is"

@@ -144,8 +144,7 @@ def parse_apinfo(data: bytes) -> tuple[tuple[str, ...], tuple[tuple[int, int], .
     pe_size, pe_offset, num_pes, node_size, node_offset, num_nodes = header[8:14]
     nodes = _records(data, _NODE, node_size, node_offset, num_nodes)
     hosts = tuple(bytes(name).split(b"\0", 1)[0].decode("ascii", "replace") for _, name in nodes)
-    wrong = [name for name in hosts if not hostlist.is_name(name)]
-    if wrong:
+    if wrong := [name for name in hosts if not hostlist.is_name(name)]:
         raise ValueError(f"{wrong[0]!r} is no host name")
     records = _records(data, _PROCESS, pe_size, pe_offset, num_pes)
     processes = tuple((int(node), int(local)) for local, _, node in records)

@@ -315,8 +315,7 @@ def _check_hosts(env: Environment, job: Job, task: Task) -> None:
     source = task.sources["hosts"]
     if job.hosts and task.hosts != job.hosts:
         listed = {hostlist.short(host) for host in job.hosts}
-        strangers = [host for host in task.hosts if hostlist.short(host) not in listed]
-        if strangers:
+        if strangers := [host for host in task.hosts if hostlist.short(host) not in listed]:
             raise MusterError(
                 f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
                 seen=f"{source}, {job.sources['hosts']}",

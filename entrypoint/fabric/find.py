@@ -124,8 +124,7 @@ class HostRoot:
 
     def read_text(self, path: str) -> str:
         """The text in a file of the host, without the spaces around it; empty where it can't be read."""
-        resolved = self.file(path)
-        if resolved:
+        if resolved := self.file(path):
             # A port that is down refuses to tell its speed.
             with suppress(OSError), self.path(resolved).open("rb") as file:
                 return file.read(_MAX_TEXT).decode(errors="replace").strip()
@@ -429,8 +428,7 @@ def loader_cache(root: HostRoot) -> dict[str, list[str]]:
     Copies for certain processors (glibc-hwcaps) are left out.
     """
     found: dict[str, list[str]] = {}
-    resolved = root.file(CACHE)
-    if resolved:
+    if resolved := root.file(CACHE):
         command = ["ldconfig", "-p", "-C", str(root.path(resolved))]
         env = {"PATH": "/sbin:/usr/sbin:/bin:/usr/bin"}
         with suppress(OSError, subprocess.TimeoutExpired):

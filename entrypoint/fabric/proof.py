@@ -372,8 +372,7 @@ def prove(folder: Path, names: Sequence[str], image: Image, timeout_s: float = T
     # Torch itself is not loaded, as that takes seconds: only those of its libraries which are needed.
     loaded = image.loaded_by_torch(trace(paths, image.library_path).absent)
     preloaded = " ".join([*loaded, image.env.get("LD_PRELOAD", "")]).strip()
-    wrong = problem(paths, {**image.env, "LD_PRELOAD": preloaded}, timeout_s)
-    if wrong:
+    if wrong := problem(paths, {**image.env, "LD_PRELOAD": preloaded}, timeout_s):
         raise MusterError("the host's network libraries can't be loaded here", seen=wrong, fix=FIX)
 
 

@@ -39,8 +39,7 @@ def site(
     else:
         # Where launches are to take none, the question is still which it would be.
         wanted = env.get("MUSTER_SITE") or "auto"
-        here = recognise.here(env, LaunchOptions(site="auto" if wanted == "off" else wanted))
-        if here:
+        if here := recognise.here(env, LaunchOptions(site="auto" if wanted == "off" else wanted)):
             _show(here.name, here.site, here.why, as_json)
         elif as_json:
             print("null")

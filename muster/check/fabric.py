@@ -139,8 +139,7 @@ def verbs() -> Row:
 def devices() -> Row:
     """Whether the fabric's device files are here, and this user may open them."""
     paths = sorted(path for pattern in DEVICES for path in glob.glob(pattern))
-    closed = [path for path in paths if not os.access(path, os.R_OK | os.W_OK)]
-    if closed:
+    if closed := [path for path in paths if not os.access(path, os.R_OK | os.W_OK)]:
         return Row("devices", False, f"this user may not open {', '.join(closed)}", tuple(paths))
     if not paths and glob.glob("/sys/class/infiniband/*"):
         return Row("devices", False, "none in /dev/infiniband: in docker and podman, --device /dev/infiniband")

@@ -135,8 +135,7 @@ def _scaling(kind: str, runs: Sequence[Run]) -> Scaling:
     device = run.text("versions", "gpu") or ("CPU" if is_cpu else run.text("device"))
     work = run.work + (f", {device}" if device else "")
     notes: list[str] = []
-    several = [f"{len(same)} on {world}" for world, same in worlds.items() if len(same) > 1]
-    if several:
+    if several := [f"{len(same)} on {world}" for world, same in worlds.items() if len(same) > 1]:
         notes.append(f"of several runs on as many ranks the median counts: {', '.join(several)}")
     if is_cpu:
         notes.append(ON_CPUS)

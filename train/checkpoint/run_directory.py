@@ -159,8 +159,7 @@ def choose_folder(options: Options, base: Path) -> Run:
     else:
         # Some may be another user's, and closed.
         candidates = [folder for folder in numbered(base) if os.access(folder, os.X_OK, effective_ids=True)]
-    with_checkpoint = [folder for folder in candidates if checkpoint.saved(folder)]
-    if with_checkpoint:
+    if with_checkpoint := [folder for folder in candidates if checkpoint.saved(folder)]:
         return with_newest(max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime))
     if options.resume == "latest":
         check_name(base)
@@ -179,8 +178,7 @@ def check_name(base: Path) -> None:
 
     others = {folder.name for folder in base.parent.glob("*") if step_of(latest_of(folder)) >= 0}
     others = {name for name in others if letters(name) != letters(base.name)}
-    near = difflib.get_close_matches(base.name, others, 1, 0.8)
-    if near:
+    if near := difflib.get_close_matches(base.name, others, 1, 0.8):
         raise MusterError(
             "there is no checkpoint of a run of this name",
             seen=f"{base}; a run with a checkpoint: {base.with_name(near[0])}",

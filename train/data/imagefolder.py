@@ -140,8 +140,7 @@ def read_folder(folder: Path, seen: str) -> tuple[list[str], list[tuple[str, int
     except OSError as error:
         place, fix = str(error.filename or folder), "see that this user may read it, on every node; or remove it"
         raise MusterError(f"the data folder can't be read: {error.strerror}", seen=place, fix=fix) from error
-    empty = [name for name, paths in zip(classes, images, strict=True) if not paths]
-    if empty:
+    if empty := [name for name, paths in zip(classes, images, strict=True) if not paths]:
         fix = f"put images ({' '.join(IMG_EXTENSIONS)}) into the folder of that class, or remove the folder"
         raise MusterError(f"no images in class {listed(empty, 5)}", seen=f"{seen} ({folder})", fix=fix)
     return classes, [(path, label) for label, paths in enumerate(images) for path in paths]

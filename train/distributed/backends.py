@@ -146,8 +146,7 @@ def check_interfaces(host: str) -> None:
     families = (socket.AF_INET, socket.AF_INET6)
     here = [name for name, entries in psutil.net_if_addrs().items() if any(each.family in families for each in entries)]
     text = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    missing = [name for name in text.split(",") if name and name not in here]
-    if missing:
+    if missing := [name for name in text.split(",") if name and name not in here]:
         raise MusterError(
             f"{host} has no network interface {missing[0]} with an address",
             seen=f"GLOO_SOCKET_IFNAME={text}, as --interface or the user has it; there are: {' '.join(here)}",

@@ -290,8 +290,7 @@ class Heartbeat:
             if first is not None and first.requests_dump and not self.has_dumped:
                 self._dump()
         lost_peer = self.status.lost_peer or any(beat.lost_peer for beat in self.monitor.last.values())
-        dead = self.monitor.dead(BEATS_AFTER_LOSS if lost_peer else self.dead_beats)
-        if dead:
+        if dead := self.monitor.dead(BEATS_AFTER_LOSS if lost_peer else self.dead_beats):
             self._end(*report_dead(self.monitor, dead, self.world))
         elif self.world.main and self.monitor.is_hung(self.hang_beats):
             self._end(*report_hung(self.monitor, self._answers(), self.status.folder))

@@ -146,7 +146,6 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    number = sum(len(facts[0].lookups) for facts in by_host.values())
-    if number:
+    if number := sum(len(facts[0].lookups) for facts in by_host.values()):
         return f"{number} lookups of {len(by_host)} nodes lead where they should"
     return "one machine: no name is needed"
