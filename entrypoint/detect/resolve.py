@@ -287,10 +287,11 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, is_cou
         return ()
     if is_counted and low is not None and low <= num_nodes < high:
         return (f"--nnodes={options.nnodes} was taken as {low}:{num_nodes}, as this launch has no more",)
+    by_hand = f"; or by hand, on each node: --nnodes {options.nnodes} --node-rank I --master-addr HOST"
     raise MusterError(
         f"--nnodes says {options.nnodes}, but here the number of nodes is {num_nodes}",
         seen=f"--nnodes={options.nnodes}; {source}",
-        fix=f"leave --nnodes out; or by hand, on each node: --nnodes {options.nnodes} --node-rank I --master-addr HOST",
+        fix=f"leave --nnodes out{by_hand if high > 1 else ''}",
     )
 
 

@@ -28,6 +28,8 @@ def test_nodes_asked_for_that_are_not_there() -> None:
         with pytest.raises(MusterError, match="number of nodes is 2") as refusal:
             detect(step(), LaunchOptions(nnodes=nnodes))
         assert refusal.value.seen.startswith(f"--nnodes={nnodes};")
+        # A second node can't be one of one.
+        assert ("--node-rank" in refusal.value.fix) == (nnodes == "3:4")
 
 
 def test_by_hand_wins_over_the_scheduler() -> None:

@@ -1,6 +1,7 @@
 """Tokens from a file or a folder: numbers that another program made of text, or any text as its bytes."""
 
 import os
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from tokenize import TokenError
@@ -14,6 +15,7 @@ from muster.paths import check_regular
 from muster.train.data.source import BadSample, Samples, Source
 from muster.train.models import IGNORED
 from muster.train.models.gpt import shape_of
+from muster.units import plural
 
 VALID_SHARE = 0.1
 TYPES = {".bin": "<u2", ".u16": "<u2", ".uint16": "<u2", ".u32": "<u4", ".uint32": "<u4"}
@@ -105,30 +107,35 @@ def halves(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def texts_below(folder: Path) -> list[Path]:
-    """The text files below `folder`, in an order that mixes its subfolders: the end of it validates.
-
-    Hidden names, files that hold a zero byte, and the folders of runs, which grow, are left out.
-    """
-    found: list[Path] = []
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files and links below `folder`, but for hidden names, and for the folders of runs, which grow."""
     for path in folder.iterdir():
-        if path.name.startswith(".") or path.is_symlink():
+        if path.name.startswith("."):
             continue
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             if not any((path / name).exists() for name in RUN_FILES):
-                found += texts_below(path)
-        elif path.is_file():
-            with path.open("rb") as file:
-                head = file.read(8192)
-            if head and b"\0" not in head:
-                found.append(path)
-    return found
+                yield from files_below(path)
+        elif path.is_file() or path.is_symlink():
+            yield path
 
 
-def read_folder(folder: Path) -> np.ndarray:
-    """The bytes of all text files below `folder`, a zero after each."""
-    paths = sorted(texts_below(folder), key=lambda path: blake2b(os.fsencode(path.relative_to(folder))).digest())
-    return np.frombuffer(b"".join(path.read_bytes() + b"\0" for path in paths), np.uint8)
+def is_text(path: Path) -> bool:
+    """Whether this is a file that has content, and no zero byte in it."""
+    if path.is_symlink():
+        return False
+    with path.open("rb") as file:
+        head = file.read(8192)
+    return len(head) > 0 and b"\0" not in head
+
+
+def read_folder(folder: Path) -> tuple[np.ndarray, int]:
+    """The bytes of all text files below `folder`, a zero after each; and how many files are none.
+
+    Their order mixes the subfolders: the end of it validates.
+    """
+    paths = sorted(files_below(folder), key=lambda path: blake2b(os.fsencode(path.relative_to(folder))).digest())
+    texts = [path.read_bytes() + b"\0" for path in paths if is_text(path)]
+    return np.frombuffer(b"".join(texts), np.uint8), len(paths) - len(texts)
 
 
 def count_tokens(*parts: np.ndarray) -> int:
@@ -141,7 +148,7 @@ def count_tokens(*parts: np.ndarray) -> int:
 
 def scan(options: Options) -> int:
     """How many different tokens there are: of a file of numbers all are read; MusterError where these are no tokens."""
-    num_tokens = options.vocab_size or count_tokens(*open_parts(options))
+    num_tokens = options.vocab_size or count_tokens(*open_parts(options)[:2])
     if not 2 <= num_tokens <= MOST_TOKENS and not options.vocab_size:
         wrong = "the file holds larger numbers than tokens are" if num_tokens > 1 else "the file holds zeros alone"
         seen = f"--data={options.data}, the largest is {num_tokens - 1}"
@@ -149,8 +156,10 @@ def scan(options: Options) -> int:
     return num_tokens
 
 
-def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
+def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray, int]:
     """The tokens that train, and those that validate: `train` and `val` files, or the last tenth validates.
+
+    The number is that of the files that were left out, as they are no text.
 
     Raises:
         MusterError: there is nothing, it can't be read, or it is too short.
@@ -159,11 +168,12 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
     seq_len = options.seq_len or shape_of(options.model).context
     if options.on_bad_sample == "skip":
         raise MusterError("tokens have no bad samples to skip", seen="--on-bad-sample=skip", fix="leave it out")
+    num_others = 0
     try:
         if pair := halves(path):
             train, valid = map_file(pair[0]), map_file(pair[1])
         else:
-            tokens_N = read_folder(path) if path.is_dir() else map_file(path)
+            tokens_N, num_others = read_folder(path) if path.is_dir() else (map_file(path), 0)
             if path.is_dir() and not len(tokens_N):
                 fix = "a folder with texts, or with train.bin and val.bin; or the one file of tokens; links don't count"
                 raise MusterError("the folder holds no texts", seen=f"{seen} ({path})", fix=fix)
@@ -178,15 +188,18 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray]:
         shares = f"{len(train)} tokens train and {len(valid)} validate"
         wrong = f"{shares}: not one sequence of {seq_len}, and the token after"
         raise MusterError(wrong, seen=f"{seen} --seq-len={seq_len}", fix="more text, or a smaller --seq-len")
-    return train, valid
+    return train, valid, num_others
 
 
 def open_source(options: Options, num_tokens: int) -> Source:
     """The tokens of which there are `num_tokens` different ones, as `scan` says."""
     seq_len = options.seq_len or shape_of(options.model).context
     path = Path(os.path.expanduser(options.data.partition(":")[2]))
-    train, valid = open_parts(options)
-    pair, is_text = halves(path), path.is_file() and path.suffix not in (*TYPES, ".npy")
+    train, valid, num_others = open_parts(options)
+    pair, is_bytes = halves(path), path.is_file() and path.suffix not in (*TYPES, ".npy")
+    notes = [NO_TEXT] if is_bytes and not train[:8192].all() else []
+    if num_others:
+        notes += [f"{plural(num_others, 'file')} left out: links, empty files, and those with zero bytes, as of UTF-16"]
     train_name, valid_name = map(str, pair or (path, path))
     return Source(
         train=Tokens(train_name, train, seq_len, num_tokens, keep_rest=False),
@@ -195,5 +208,5 @@ def open_source(options: Options, num_tokens: int) -> Source:
         size=seq_len,
         unit="tokens",
         fix_bad=f"give a larger --vocab-size, or {HOLDS}",
-        notes=(NO_TEXT,) if is_text and not train[:8192].all() else (),
+        notes=tuple(notes),
     )

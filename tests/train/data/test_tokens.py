@@ -164,6 +164,7 @@ def test_a_folder_of_texts(tmp_path):
     source = data.open_source(options(tmp_path))
     text = bytes([*source.train.tokens, *source.valid.tokens])
     assert sorted(text.split(b"\0")) == [b"", b"[a.py]" * 5, b"[b/c.md]" * 5]
+    assert [note for note in source.notes if note.startswith("3 files left out: links, empty files, and ")]
     copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"), symlinks=True)
     assert bytes(data.open_source(options(copy)).train.tokens) == bytes(source.train.tokens)
 
