@@ -146,6 +146,7 @@ class TorchrunOptions:
     role: Annotated[str | None, _torchrun(help="Name of the ranks in torchrun's messages.")] = None
     tee: Annotated[str | None, _torchrun("--tee", "-t", help="3: to the console, by rank, and to --log-dir.")] = None
     redirects: Annotated[str | None, _torchrun("--redirects", "-r", help="3: output to files in --log-dir.")] = None
+    log_line_prefix_template: Annotated[str | None, _torchrun(help="Before each line of --tee: '${rank}: '.")] = None
     log_dir: Annotated[str | None, _torchrun(help="Folder of a log for each rank.")] = None
     local_ranks_filter: Annotated[str | None, _torchrun(help="0,2: only these write to the console.")] = None
     logs_specs: Annotated[str | None, _torchrun(help="Name of a plug-in for logs.")] = None
@@ -153,6 +154,7 @@ class TorchrunOptions:
     duplicate_stderr_filters: Annotated[str | None, _torchrun(help="Lines that go to one more file.")] = None
     event_log_handler: Annotated[str | None, _torchrun(help="Name of a plug-in for events.")] = None
     monitor_interval: Annotated[float | None, _torchrun(help="Seconds between looks at the ranks.", min=0.001)] = None
+    shutdown_timeout: Annotated[int | None, _torchrun(help="Seconds from SIGTERM to SIGKILL: 30.", min=0)] = None
     start_method: Annotated[Literal["spawn", "fork", "forkserver"] | None, _torchrun(help="For functions only.")] = None
     run_path: Annotated[bool, _torchrun("--run-path", help="Run SCRIPT by runpy.")] = False
     virtual_local_rank: Annotated[

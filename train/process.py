@@ -61,8 +61,7 @@ class Process:
         except MusterError as error:
             raise SystemExit(error.code) from error
         except Exception as error:
-            explained = memory.explain(error, strategy, options, self.world)
-            if explained is None:
+            if (explained := memory.explain(error, strategy, options, self.world)) is None:
                 raise
             raise SystemExit(explained.code) from explained
 

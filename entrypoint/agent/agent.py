@@ -145,7 +145,8 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         program = sys.executable
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
     # What only some versions of torch have is passed on by its name.
-    known = {each.name for each in fields(api.WorkerSpec)} & {each.name for each in fields(config)}
+    given = {each.name for each in fields(config)}
+    known = {each.name for each in fields(api.WorkerSpec)} & given
     spec = api.WorkerSpec(
         local_world_size=config.nproc_per_node,
         entrypoint=program,
@@ -159,6 +160,7 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         logs_specs=config.logs_specs,
         start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
+        **{name: getattr(config, name) for name in {"shutdown_timeout"} & given},
     )
     try:
         result = agent.run()

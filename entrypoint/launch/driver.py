@@ -97,8 +97,7 @@ def check(allocation: Allocation, env: Environment, program: Program) -> Additio
     on_cpu = program.is_ours and "--device=cpu" in program.words
     if not allocation.gpus_seen or on_cpu or program.framework != "torch":
         return Additions()
-    toolkit = toolkit_of(version_file())
-    if toolkit is None:
+    if (toolkit := toolkit_of(version_file())) is None:
         return Additions()
     try:
         return _check(toolkit, find(), env, program)
@@ -165,8 +164,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
         seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {problem}"
         raise _too_old(toolkit, own, seen, program)
     seen = f"{driver} supports CUDA {written(driver.cuda)}, {toolkit}"
-    library = newest_compat()
-    if library is None:
+    if (library := newest_compat()) is None:
         nowhere = f"no forward compatibility at {TOOLKITS}/cuda*/compat/{LIBCUDA}"
         raise _too_old(toolkit, driver.cuda[0], f"{seen}; {nowhere}", program)
     # Without empty elements, which mean the current folder.

@@ -771,6 +771,9 @@ def test_options_of_torchrun_are_taken_by_both_spellings(command: Run, hello: Pa
     assert words[-1] == "--tee=1"
     # torchrun itself reads them so.
     assert parse_args([*passed, str(hello)]).role == "trainer"
+    newer = ["--shutdown-timeout=60", "--log-line-prefix-template=${rank}: "]
+    answer = command("muster", "run", "--dry-run", "--nproc-per-node=2", *newer, str(hello))
+    assert set(newer) <= set(shlex.split(answer.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,7 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
             "--resume goes on from the last checkpoint",
             code=ExitCode.FAILED,
         )
-    cause = find(error)
-    if cause is None:
+    if (cause := find(error)) is None:
         return None
     # Lets go of the tensors that were being computed: to end well takes some memory too.
     traceback.clear_frames(cause.__traceback__)

@@ -31,8 +31,7 @@ class Guard:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self.on_orphaned: Callable[[MusterError], None] | None = None
-        parent = parent_of_rank(environ)
-        if parent is not None:
+        if (parent := parent_of_rank(environ)) is not None:
             rank = environ.get("RANK", "0")
             threading.Thread(target=self._watch, args=(parent, rank), name="guard", daemon=True).start()
 

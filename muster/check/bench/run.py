@@ -96,8 +96,7 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
     if world is None:
         console.notify(str(error) if isinstance(error, MusterError) else "".join(traceback.format_exception(error)))
         return error.code if isinstance(error, MusterError) else ExitCode.FAILED
-    found = explain(world, error, doing)
-    if found is None:
+    if (found := explain(world, error, doing)) is None:
         return ExitCode.FAILED
     fault = faults.Fault(world.rank, world.host, found.code, found.wrong)
     if faults.publish(world, fault, world.store).rank == world.rank:

@@ -221,8 +221,7 @@ class Sweep:
         own: list[dict[str, Any]] = []
         for size in sizes:
             self.num_checks += 1
-            wrong = collective.check(self.world, size, self.num_checks)
-            if wrong is not None:
+            if (wrong := collective.check(self.world, size, self.num_checks)) is not None:
                 own.append(asdict(wrong))
         faults = [WrongValues(**each) for of_rank in self.world.gather(own) for each in of_rank]
         self.faults += faults

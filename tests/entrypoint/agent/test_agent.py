@@ -15,6 +15,7 @@ import psutil
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
+from torch.distributed.launcher.api import LaunchConfig
 
 from muster.entrypoint.agent.agent import Status
 from muster.entrypoint.agent.failures import lost_nodes, not_met, not_started, report
@@ -263,15 +264,21 @@ import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 time.sleep(1)  # by then the agent knows its ranks
 os.write(1, b"ready\\n")
+time.sleep(20)
+open("outlived", "w").close()
 time.sleep(100)
 """
+NEWER = hasattr(LaunchConfig, "shutdown_timeout")
+"""Whether this torch has --shutdown-timeout and --log-line-prefix-template."""
 
 
 @pytest.mark.full
 def test_ranks_that_do_not_end_by_sigterm_are_told_and_end_by_a_second_one(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(DEAF)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(argv(), cwd=tmp_path, env=environment(tmp_path), text=True, **pipes) as started:
+    *agent, worker = argv()
+    given = [*agent, *(["--shutdown-timeout=2"] if NEWER else []), worker]
+    with subprocess.Popen(given, cwd=tmp_path, env=environment(tmp_path), text=True, **pipes) as started:
         assert started.stdout is not None
         assert started.stderr is not None
         try:
@@ -285,6 +292,7 @@ def test_ranks_that_do_not_end_by_sigterm_are_told_and_end_by_a_second_one(tmp_p
             assert started.wait(60) == 1
         finally:
             started.kill()
+    assert not (NEWER and list(tmp_path.glob("outlived")))
 
 
 def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> None:
@@ -299,6 +307,12 @@ def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> 
     assert all(line.startswith("[") for line in lines)
     logs = sorted(path.read_text() for path in (tmp_path / "logs").glob("**/stdout.log"))
     assert logs == ["rank 0\n", "rank 1\n"]
+    if NEWER:
+        given.insert(-1, "--log-line-prefix-template=<${rank}> ")
+        ended = subprocess.run(
+            given, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120
+        )
+        assert sorted(ended.stdout.splitlines()) == ["<0> rank 0", "<1> rank 1"]
 
 
 def is_gone(pid: int) -> bool:
