@@ -146,8 +146,11 @@ def command(name: str, is_debugged: bool = False) -> Generator[None]:
         sys.exit(ExitCode.FAILED)
     except MusterError as error:
         if os.environ.get("MUSTER_DEBUG") or is_debugged:
-            raise
-        notify(error)
+            from traceback import print_exc
+
+            print_exc()
+        else:
+            notify(error)
         sys.exit(error.code)
 
 

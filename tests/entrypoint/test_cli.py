@@ -20,7 +20,6 @@ from torch.distributed.run import parse_args  # pyright: ignore[reportUnknownVar
 from muster.config import STRATEGIES
 from muster.entrypoint import cli
 from muster.entrypoint.options import LaunchOptions
-from muster.errors import MusterError
 from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.train.conftest import free_port
 
@@ -223,8 +222,10 @@ def test_a_debug_option_of_the_users_script_is_not_ours(
     assert ended.value.code == 2
     three_lines(capsys.readouterr().err)
     monkeypatch.setattr(sys, "argv", [*wrong, "--debug", str(script)])
-    with pytest.raises(MusterError):
+    with pytest.raises(SystemExit) as ended:
         cli.muster()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("Traceback")
 
 
 def test_a_script_that_this_user_may_not_read_is_refused(
