@@ -17,7 +17,7 @@ from muster.errors import MusterError
 
 # How many nodes a job has, of schedulers without a family here and scripts for torchrun; or all that is left of one.
 # Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
-# Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html
+# Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html, https://github.com/TsinghuaC3I/MARTI
 # Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
 # Source: https://docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars
 # Source: https://docs.byteplus.com/en/docs/mlp/List_of_common_environment_variables
@@ -28,22 +28,27 @@ from muster.errors import MusterError
 # Source: https://github.com/intelligent-machine-learning/dlrover (NODE_NUM), https://github.com/PKUHPC/CraneSched
 # Source: https://github.com/lablup/backend.ai/blob/main/docs/concepts/networking.rst
 # Source: https://github.com/jctian98/e2e_lfmmi (of Tencent: HOST_NUM, beside which NODE_NUM counts GPUs)
+# Source: https://docs.snowflake.com/developer-guide/snowflake-ml/ml-jobs/direct-per-instance-execution
+# Source: https://github.com/bytedance/byteps/blob/master/docs/env.md, https://github.com/jsasaki-utokyo/COAWST (PJM_)
+# Source: https://github.com/TerbiumTB/Pointer-CADv2-RL (of SenseCore), https://github.com/megvii-research/MOTRv2
 NUMBERS = (
     "ARNOLD_WORKER_NUM", "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BACKENDAI_CLUSTER_SIZE",
-    "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES", "DSTACK_NODES_NUM", "HOST_NUM", "HQ_NUM_NODES",
-    "LEPTON_JOB_TOTAL_WORKERS", "MF_PARALLEL_NUM_NODES", "MLP_WORKER_NUM", "NGC_ARRAY_SIZE", "NHOSTS", "NNODES",
-    "NODE_COUNT", "NODE_NUM", "NUM_NODES", "PADDLE_TRAINERS_NUM", "PJM_NODE", "SKYPILOT_NUM_NODES",
-    "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
-    "SLURM_STEP_NUM_TASKS", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
+    "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES", "DMLC_NUM_WORKER", "DSTACK_NODES_NUM", "HOST_NUM",
+    "HQ_NUM_NODES", "KUBEBRAIN_REPLICA_TOTAL", "LEPTON_JOB_TOTAL_WORKERS", "MF_PARALLEL_NUM_NODES", "MLP_WORKER_NUM",
+    "NGC_ARRAY_SIZE", "NHOSTS", "NNODES", "NODE_COUNT", "NODE_NUM", "NUM_NODES", "PADDLE_TRAINERS_NUM", "PJM_NODE",
+    "PJM_VNODES", "RLAUNCH_REPLICA_TOTAL", "SENSECORE_PYTORCH_NNODES", "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES",
+    "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
+    "SNOWFLAKE_JOBS_COUNT", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
 # SageMaker's ["algo-1","algo-2"] the comma. Jhinno's Unischeduler and HPC Pack tell the cores of each: gpu01 4 gpu02 4.
 # An MPIJob's launcher has a file of its workers, for MPICH, Intel MPI or Open MPI; older ones tell no role.
 # Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
 # Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training
-# Source: https://github.com/Azure/hpcpack-linux-agent (CCP_NODES)
+# Source: https://github.com/Azure/hpcpack-linux-agent (CCP_NODES), https://github.com/kxfan2002/Reagent (of Meituan)
 # Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/controller/mpi_job_controller.go
 LISTS = {
+    "AFO_ENV_CLUSTER_SPEC": r'\[\s*"[^"]*"\s*,',
     "AZ_BATCH_HOST_LIST": ",",
     "CCP_NODES": r"\s\d+\s+\S",
     "CLUSTER_SPEC": "workerpool1",

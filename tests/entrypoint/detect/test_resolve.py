@@ -568,6 +568,11 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
 @pytest.mark.parametrize(
     ("name", "several", "one"),
     [
+        (
+            "AFO_ENV_CLUSTER_SPEC",
+            '{"worker":["a:2222,2223","b:2222,2223"],"role":"worker","index":1}',
+            '{"worker":["a:2222,2223"],"role":"worker","index":0}',
+        ),
         ("AWS_BATCH_JOB_NUM_NODES", "2", "1"),
         ("AZUREML_NODE_COUNT", "2", "1"),
         ("AZ_BATCH_HOST_LIST", "10.0.0.4,10.0.0.5", "10.0.0.4"),
@@ -582,6 +587,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("CCP_NODES", "2 NODE02 8 NODE03 8", "1 NODE02 8"),
         ("COBALT_JOBSIZE", "2", "1"),
         ("CRANE_JOB_NUM_NODES", "2", "1"),
+        ("DMLC_NUM_WORKER", "2", "1"),
         ("HYDRA_HOST_FILE", "/etc/mpi/hostfile", "hosts"),
         ("I_MPI_HYDRA_HOST_FILE", "/etc/mpi/hostfile", "hosts"),
         ("OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile", "hosts"),
@@ -590,6 +596,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("HOST_NUM", "2", "1"),
         ("HQ_NUM_NODES", "2", "1"),
         ("JH_HOSTS", "node01 4 node02 4", "node01 4"),
+        ("KUBEBRAIN_REPLICA_TOTAL", "2", "1"),
         ("LEPTON_JOB_TOTAL_WORKERS", "2", "1"),
         ("MF_PARALLEL_NUM_NODES", "2", "1"),
         ("MLP_WORKER_NUM", "2", "1"),
@@ -604,8 +611,12 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("NUM_NODES", "2", "1"),
         ("PADDLE_TRAINERS_NUM", "2", "1"),
         ("PJM_NODE", "4", "1"),
+        ("PJM_VNODES", "2", "1"),
+        ("RLAUNCH_REPLICA_TOTAL", "2", "1"),
+        ("SENSECORE_PYTORCH_NNODES", "2", "1"),
         ("SKYPILOT_NUM_NODES", "2", "1"),
         ("SM_HOSTS", '["algo-1","algo-2"]', '["algo-1"]'),
+        ("SNOWFLAKE_JOBS_COUNT", "2", "1"),
         ("SUBMITIT_LOCAL_NTASKS", "2", "1"),
         (
             "TF_CONFIG",
