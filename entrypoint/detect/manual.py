@@ -8,6 +8,7 @@ shells of schedulers, which tell a process nothing of its place.
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Job, Task
@@ -59,11 +60,14 @@ LISTS = {
     "SM_HOSTS": ",",
     "TF_CONFIG": r':\d+"[\s\S]*:\d+"',
 }
+# A container of one's own, which lacks SageMaker's toolkit, is told its job's hosts by this file alone.
+# Source: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
+SAGEMAKER = Path("/opt/ml/input/config/resourceconfig.json")
 # Source: https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs (CCS_ is Huawei's Donau)
 TEXT_FILES = ("BATCH_HOSTS_FILE", "CCS_ALLOC_FILE", "OAR_NODEFILE")
 VARIABLES = (
     "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS,
-    *TEXT_FILES, "PARSL_WORKER_RANK",
+    *TEXT_FILES, "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
 )  # fmt: skip
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"

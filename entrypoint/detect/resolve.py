@@ -11,6 +11,7 @@ from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
+from muster.paths import text_of
 
 
 def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False) -> Allocation:
@@ -205,6 +206,8 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *numbers) if env.get(name, "1") != "1"]
         places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
         places += [name for name, several in manual.LISTS.items() if re.search(several, env.get(name, ""))]
+        if env.is_live and "TRAINING_JOB_NAME" in env and re.search(r'"hosts":\s*\[[^\]]*,', text_of(manual.SAGEMAKER)):
+            places += ["TRAINING_JOB_NAME"]
         for name in manual.TEXT_FILES:
             fix = f"MUSTER_HOSTS=$(awk '{{print $1}}' ${name} | sort -u | paste -sd,) on each node; for one: --nnodes 1"
             # A line for each host, in OAR's for each core; in Donau's more follows.

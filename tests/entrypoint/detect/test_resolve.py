@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint import recording
-from muster.entrypoint.detect import families, mpi, resolve, traces
+from muster.entrypoint.detect import families, manual, mpi, resolve, traces
 from muster.entrypoint.detect.hostlist import HostListError, index_of
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
@@ -639,6 +639,25 @@ def test_the_nodes_of_an_unknown_scheduler_do_not_train_alone_each(name: str, se
 def test_a_number_of_nodes_that_counts_gpus_beside_one_of_hosts_makes_no_nodes() -> None:
     """As on a machine of Tencent's with 8 GPUs."""
     assert detect(Environment({"HOST_NUM": "1", "NODE_NUM": "8"}, "node02")).num_nodes == 1
+
+
+@pytest.mark.parametrize(("hosts", "num_nodes"), [('["algo-1", "algo-2"]', 2), ('["algo-1"]', 1)])
+def test_the_nodes_of_a_job_of_sagemaker_do_not_train_alone_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: str, num_nodes: int
+) -> None:
+    """In a container without its toolkit, which would set SM_HOSTS."""
+    file = tmp_path / "resourceconfig.json"
+    file.write_text(f'{{"current_host": "algo-1", "hosts": {hosts}, "network_interface_name": "eth0"}}')
+    monkeypatch.setattr(manual, "SAGEMAKER", file)
+    job = Environment({"TRAINING_JOB_NAME": "gpt-1b"}, "ip-10-0-1-7", is_live=True)
+    if num_nodes == 1:
+        assert detect(job).num_nodes == 1
+        return
+    with pytest.raises(MusterError, match="nothing tells which of them this is") as refusal:
+        detect(job)
+    assert refusal.value.seen == "TRAINING_JOB_NAME=gpt-1b"
+    assert detect(job, LaunchOptions(nnodes="2", node_rank=1, master_addr="algo-1")).node_rank == 1
+    assert detect(Environment({}, "ip-10-0-1-7")).num_nodes == 1
 
 
 def test_the_nodes_of_a_job_of_oar_do_not_train_alone_each() -> None:
