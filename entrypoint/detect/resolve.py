@@ -139,7 +139,7 @@ def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task) ->
     task = replace(task, sources={**job.sources, **task.sources})
     notes = task.notes + _check_nnodes(options, task.num_nodes, task.sources["num_nodes"])
     _check_hosts(env, job, task)
-    _check_all_nodes(options, job, task)
+    _check_all_nodes(env, options, job, task)
     if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
         line = "start one task a node" if job is NO_SCHEDULER else job.launch
         raise MusterError(
@@ -304,12 +304,17 @@ def _num_unused(job: Job, task: Task) -> int:
     return (job.num_nodes or 0) - task.num_nodes - (task.launcher == "jsrun")
 
 
-def _check_all_nodes(options: LaunchOptions, job: Job, task: Task) -> None:
-    """Refuses an MPI launch on fewer nodes than the job has, but for --nnodes: left-over variables look the same."""
-    if _num_unused(job, task) > 0 and task.is_counted and options.num_nodes != task.num_nodes:
+def _check_all_nodes(env: Environment, options: LaunchOptions, job: Job, task: Task) -> None:
+    """Refuses a launch on fewer nodes than the job has, but for --nnodes, where its variables may be left over.
+
+    And where the user's own tell of more, as in a loop: NNODES=2 NODE_RANK=1 srun --nodes=1 --nodelist=node02 train ddp
+    """
+    own = {**dict.fromkeys(("NNODES", "NODE_COUNT", "NUM_NODES"), task.num_nodes), "NODE_RANK": task.node_rank}
+    told = [name for name, value in own.items() if env.get(name) not in (None, "", "0", str(value))]
+    if _num_unused(job, task) > 0 and (task.is_counted or told) and options.num_nodes != task.num_nodes:
         raise MusterError(
             f"{task.launcher} uses {task.num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
-            seen=f"{task.sources['num_nodes']}, {job.sources['num_nodes']}",
+            seen=", ".join((task.sources["num_nodes"], job.sources["num_nodes"], *map(Reader(env, "").seen, told))),
             fix=f"start it on all nodes; if fewer are meant: --nnodes {task.num_nodes}",
         )
 

@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -146,6 +147,19 @@ def test_uneven_tasks_are_ranks_each() -> None:
     uneven["SLURM_GTIDS"] = "2"
     found = detect(Environment({**env, **uneven}, host="node02"))
     assert (found.rank, found.world_size, found.ranks_per_node) == (2, 3, (2, 1))
+
+
+@pytest.mark.parametrize("told", [{"NNODES": "2"}, {"NUM_NODES": "2", "NODE_RANK": "0"}, {"NODE_RANK": "1"}])
+def test_steps_of_a_loop_over_the_nodes_do_not_train_alone_each(told: dict[str, str]) -> None:
+    """As in `for i in 0 1; do NNODES=2 NODE_RANK=$i srun --nodes=1 --nodelist=node0$((i + 1)) train ddp & done`."""
+    alone = recording.load(FOLDERS / "slurm_own" / "step_on_second_node.node02.0.env")
+    with pytest.raises(MusterError, match="uses 1 of the job's 2 nodes") as refusal:
+        detect(replace(alone, variables={**alone, **told}))
+    assert all(f"{name}={value}" in refusal.value.seen for name, value in told.items() if value != "0")
+    assert "--nnodes 1" in refusal.value.fix
+    assert detect(replace(alone, variables={**alone, **told}), LaunchOptions(nnodes="1")).num_nodes == 1
+    assert detect(replace(alone, variables={**alone, "NNODES": "1", "NODE_RANK": "0"})).num_nodes == 1
+    assert detect(step(**told)).num_nodes == 2
 
 
 def test_several_tasks_a_node_and_nproc_per_node_contradict_each_other() -> None:
