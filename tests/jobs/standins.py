@@ -21,6 +21,7 @@ case "$name $*" in
   "qstat -f "*)
     if [ -n "${LIMIT:-}" ]; then echo "    Resource_List.walltime = $LIMIT"; fi
     printf '    %s\\n' 'Account_Name = my project' 'Resource_List.select = 2:ncpus=4' 'ctime = 1'
+    printf '    %s\\n' "project = ${PROJECT:-_pbs_project_default}"
     ;;
   "module "*) ;;
   "qrsh "*)

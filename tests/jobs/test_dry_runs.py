@@ -131,6 +131,15 @@ def test_the_path_of_ones_own_profile_is_bound_as_it_is(cluster: Cluster, tmp_pa
     assert words[words.index(path) - 1] == "--bind"
 
 
+def test_a_job_of_pbs_goes_back_into_the_queue_for_the_project_that_it_is_charged_to(cluster: Cluster) -> None:
+    """As at NCI and ABCI, which charge `qsub -P`. Elsewhere PBS has a name of its own there."""
+    done = cluster.run("pbs", making.make("pbs", Wanted()), CODE="75", PROJECT="vp 91")
+    assert done.returncode == 75, done.stderr
+    (words,) = cluster.words("qsub")
+    assert words[words.index("-P") + 1] == "vp 91"
+    assert words[words.index("-A") + 1] == "my project"
+
+
 @pytest.mark.parametrize("code", [0, 1, 2, 75])
 @pytest.mark.parametrize("name", NAMES)
 def test_exit_codes_and_who_goes_back_into_the_queue(cluster: Cluster, name: str, code: int) -> None:
