@@ -43,7 +43,13 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
             fix="start it without torchrun: {command}; or, where this shell or job only was started from "
             "inside one: unset TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT",
         )
-    job, rejected = families.find_job(env)
+    try:
+        job, rejected = families.find_job(env)
+    except MusterError as refusal:
+        # Where the user has done what it asks for already, as in a pod that was told WORLD_SIZE=8 and no more.
+        if options.node_rank is None or "--node-rank" not in refusal.fix:
+            raise
+        job, rejected = NO_SCHEDULER, (refusal.wrong,)
     scheduler = job.scheduler
     if options.node_rank is not None or "MUSTER_NODE_RANK" in env:
         scheduler = "manual" if job is NO_SCHEDULER else scheduler

@@ -543,6 +543,20 @@ def test_an_elastic_job_without_a_range_gives_its_pods_no_ranks_either() -> None
         detect(changed(elastic, PET_NNODES="3"))
 
 
+@pytest.mark.parametrize(
+    "told", [{"WORLD_SIZE": "8"}, {"RANK": "1"}, {"NNODES": "1", "WORLD_SIZE": "8"}, {"PET_NNODES": ""}]
+)
+def test_a_pod_whose_variables_disagree_takes_what_the_refusal_asks_for(told: dict[str, str]) -> None:
+    """As where the author of a manifest told the number of processes, and nothing else."""
+    pod = changed(recording.load(FOLDERS / "documented" / "pod_alone.notebook-0.x.env"), **told)
+    with pytest.raises(MusterError) as refusal:
+        detect(pod)
+    assert refusal.value.fix == "on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST"
+    found = detect(pod, LaunchOptions(nnodes="2", node_rank=1, master_addr="pod-0"))
+    assert (found.num_nodes, found.node_rank) == (2, 1)
+    assert detect(pod, LaunchOptions(nnodes="1", node_rank=0)).num_nodes == 1
+
+
 @pytest.mark.parametrize("pod", ["pod_alone.notebook-0.x", "kubeflow_pytorchjob_old.mnist-worker-0.1"])
 @pytest.mark.parametrize("local_rank", ["0", "1"])
 @pytest.mark.parametrize("size", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
