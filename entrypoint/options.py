@@ -194,8 +194,7 @@ class TorchrunOptions:
             if options.num_nodes not in (None, 1):
                 options = replace(options, master_addr=options.master_addr or host)
         for word in filter(None, self.rdzv_conf.split(",")):
-            seconds = re.fullmatch("(?:join_)?timeout=(0*[1-9][0-9]{0,5})", word)
-            if seconds is None:
+            if (seconds := re.fullmatch("(?:join_)?timeout=(0*[1-9][0-9]{0,5})", word)) is None:
                 raise MusterError(
                     "of --rdzv-conf only the time-out is yours: the launch decides the rest by the job",
                     seen=f"--rdzv-conf={self.rdzv_conf}",

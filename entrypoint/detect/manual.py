@@ -128,8 +128,7 @@ def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> T
     if job.problem:
         raise job.problem
     source = job.sources["hosts"]
-    own = Reader(env, fix).own_index(job.hosts, source)
-    if own is None:
+    if (own := Reader(env, fix).own_index(job.hosts, source)) is None:
         wrong = f"this host, {env.host}, is not in the job's list of nodes"
         raise MusterError(wrong, seen=f"{source}: {' '.join(job.hosts[:20])}", fix=fix)
     note = f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is taken for granted"

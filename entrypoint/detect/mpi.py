@@ -117,8 +117,7 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
 
 def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
     """The process of mpiexec that this one is."""
-    present = [name for name in HYDRA if name in env]
-    if not present:
+    if not (present := [name for name in HYDRA if name in env]):
         return None
     read = Reader(env, FIX_HYDRA)
     if _is_of(env, HYDRA, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):

@@ -41,8 +41,7 @@ class Reader:
         Raises:
             MusterError: it is missing, empty or something else.
         """
-        found = whole_number(self._value(name), most)
-        if found is None:
+        if (found := whole_number(self._value(name), most)) is None:
             raise self.error(f"{name} is no number from 0 to {most}", name)
         if field:
             self.sources[field] = f"{name}={self.env[name]}"
@@ -168,8 +167,7 @@ class Reader:
         return found
 
     def _file(self, name: str, of_live: Callable[[bytes], T], of_recorded: Callable[[str], T]) -> T:
-        path = self.env.get(name)
-        if not path:
+        if not (path := self.env.get(name)):
             wrong = f"{name} is not set, so the job's nodes are not known"
             raise MusterError(wrong, seen=f"no {name}", fix=self.fix)
         try:

@@ -58,8 +58,10 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
         task, losers = families.find_task(env, job)
         rejected += losers
         traced = _check_traces(env, options, task) if job is NO_SCHEDULER and not is_single else ()
-        is_one_node = is_single or options.num_nodes == 1
-        task = _launched(env, options, job, task) if task else _alone(env, options, job, is_one_node=is_one_node)
+        if task:
+            task = _launched(env, options, job, task, is_single=is_single)
+        else:
+            task = _alone(env, options, job, is_one_node=is_single or options.num_nodes == 1)
         task = replace(task, notes=traced + task.notes)
         # Users set single ones of these for a script of their own; launchers set LOCAL_RANK beside a size.
         if task.tasks_on_node == 1 and "LOCAL_RANK" in env:
@@ -140,12 +142,12 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: b
     return Task.one_a_node("local", 0, 1, hosts, sources, notes)
 
 
-def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task) -> Task:
+def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, *, is_single: bool) -> Task:
     """A launcher started this process as one of several."""
     task = replace(task, sources={**job.sources, **task.sources})
     notes = task.notes + _check_nnodes(options, task.num_nodes, task.sources["num_nodes"])
     _check_hosts(env, job, task)
-    _check_all_nodes(env, options, job, task)
+    _check_all_nodes(env, options, job, task, is_single=is_single)
     if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
         line = "start one task a node" if job is NO_SCHEDULER else job.launch
         raise MusterError(
@@ -310,13 +312,14 @@ def _num_unused(job: Job, task: Task) -> int:
     return (job.num_nodes or 0) - task.num_nodes - (task.launcher == "jsrun")
 
 
-def _check_all_nodes(env: Environment, options: LaunchOptions, job: Job, task: Task) -> None:
+def _check_all_nodes(env: Environment, options: LaunchOptions, job: Job, task: Task, *, is_single: bool) -> None:
     """Refuses a launch on fewer nodes than the job has, but for --nnodes, where its variables may be left over.
 
-    And where the user's own tell of more, as in a loop: NNODES=2 NODE_RANK=1 srun --nodes=1 --nodelist=node02 train ddp
+    And, but for a single process, where the user's own variables tell of more nodes, as in a loop:
+    NNODES=2 NODE_RANK=1 srun --nodes=1 --nodelist=node02 train ddp
     """
     own = {**dict.fromkeys(("NNODES", "NODE_COUNT", "NUM_NODES"), task.num_nodes), "NODE_RANK": task.node_rank}
-    told = [name for name, value in own.items() if env.get(name) not in (None, "", "0", str(value))]
+    told = [name for name, value in own.items() if not is_single and env.get(name, "") not in ("", "0", str(value))]
     if _num_unused(job, task) > 0 and (task.is_counted or told) and options.num_nodes != task.num_nodes:
         raise MusterError(
             f"{task.launcher} uses {task.num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",

@@ -285,8 +285,7 @@ def _sections(file: "ELFFile", kind: str) -> Iterator[Any]:
 
 def read_library(root: HostRoot, path: str) -> Library | None:
     """The library at a path of the host; None for what is none: a linker script, a damaged or static file."""
-    resolved = root.file(path)
-    if resolved is None:
+    if (resolved := root.file(path)) is None:
         return None
     # $ORIGIN: as it is opened, as the loader has it; and where it really is, as the host may open it by another name.
     origins = list(dict.fromkeys(map(os.path.dirname, (path, resolved))))
@@ -297,8 +296,7 @@ def read_library(root: HostRoot, path: str) -> Library | None:
 
 
 def _library(file: "ELFFile", path: str, origins: list[str]) -> Library | None:
-    dynamic = next(_sections(file, "SHT_DYNAMIC"), None)
-    if dynamic is None:
+    if (dynamic := next(_sections(file, "SHT_DYNAMIC"), None)) is None:
         return None
     tags: dict[str, list[str]] = {"DT_NEEDED": [], "DT_SONAME": [], "DT_RPATH": [], "DT_RUNPATH": []}
     for tag in islice(dynamic.iter_tags(), _MOST):

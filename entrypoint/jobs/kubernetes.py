@@ -104,8 +104,7 @@ def device(text: str) -> tuple[str, int]:
     Raises:
         MusterError: it is no name of such a resource.
     """
-    match = _RESOURCE.fullmatch(text)
-    if match is None:
+    if (match := _RESOURCE.fullmatch(text)) is None:
         fix = "--device rdma/hca_shared_devices_a=1"
         raise MusterError("this is no resource of a node", seen=f"--device {text}", fix=fix)
     return match[1], int(match[4] or 1)

@@ -198,8 +198,7 @@ def newest_compat() -> Path | None:
 
 def _without_library(driver: Driver, program: Program) -> Additions:
     fix = "in a container: apptainer exec --nv, docker run --gpus all"
-    devices = sorted(map(str, resources.device_nodes()))
-    if not devices:
+    if not (devices := sorted(map(str, resources.device_nodes()))):
         return Additions(notes=(f"no NVIDIA driver library here, torch will use the CPU; {fix}",))
     raise MusterError(
         "there are GPUs, but no NVIDIA driver library: torch would train on the CPU",

@@ -216,8 +216,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
         MusterError: the program can't be started in this way.
     """
     env, options, allocation, rendezvous = context.env, context.options, context.allocation, context.rendezvous
-    port = rendezvous.master_port
-    if port is None:
+    if (port := rendezvous.master_port) is None:
         port = network.free_port() if env.is_live else 0
     program, of_job = job.find(program, allocation, env)
     argv, of_command = _command(context, program, port)
@@ -287,8 +286,7 @@ def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: P
 def _threads(allocation: Allocation, env: Environment) -> Additions:
     """OMP_NUM_THREADS, where the user did not set it."""
     cpus_on_node, num_ranks = allocation.job.cpus_on_node, allocation.nproc_per_node
-    cores = resources.cores(env, allocation.job)
-    if cores is None:
+    if (cores := resources.cores(env, allocation.job)) is None:
         return Additions()
     notes: list[str] = []
     # A launcher may bind an agent, from which its ranks inherit it, to the threads of one core.
@@ -304,8 +302,7 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
             f"other down, and each takes memory; --nproc-per-node {num_cores} starts one for each core"
         )
     threads = resources.threads_per_rank(cores, cpus_on_node, num_ranks, allocation.tasks_on_node)
-    of_scheduler = allocation.job.default_threads
-    if of_scheduler is None:
+    if (of_scheduler := allocation.job.default_threads) is None:
         found = where_unset({"OMP_NUM_THREADS": str(threads)}, env)
         return Additions(found.variables, (*notes, *found.notes))
     threads = min(threads, int(of_scheduler))

@@ -214,8 +214,7 @@ def _route(rendezvous: Rendezvous, allocation: Allocation, hosts: tuple[str, ...
     except MusterError:
         # Its own name need not resolve on the master; its own address does.
         interface = network.fabric_interface(others)
-        own = network.address_of(interface)
-        if own is None:
+        if (own := network.address_of(interface)) is None:
             raise
         sources = {**rendezvous.sources, "master_addr": f"{source}; {name} does not resolve on itself"}
         return replace(rendezvous, master_addr=own, sources=sources), interface
@@ -296,8 +295,7 @@ def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> t
         return options.master_port, "--master-port"
     for name in ("MASTER_PORT", "PET_MASTER_PORT"):
         if (value := env.get(name)) and allocation.num_nodes > 1:
-            port = whole_number(value, 65535)
-            if not port:
+            if not (port := whole_number(value, 65535)):
                 raise MusterError(f"{name} is no port", seen=f"{name}={value[:200]}", fix=f"unset {name}")
             return port, f"{name}, {_setter(allocation)}"
     if allocation.num_nodes == 1 and allocation.mode != "worker":

@@ -80,8 +80,7 @@ def _caches(site: Site, context: Context, env: Environment) -> Additions:
     found: dict[str, str] = {}
     notes: list[str] = []
     for name, value in resolve(site.caches, context).items():
-        folder = expanded(value, env)
-        if folder is None:
+        if (folder := expanded(value, env)) is None:
             continue
         if env.is_live and name not in env and not _can_be_made(Path(folder)):
             notes.append(f"{name}={folder} of the site is left out: there is no such place here that can be written to")

@@ -65,8 +65,7 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
             raise MusterError(refusal.wrong, seen=seen, fix=refusal.fix) from None
     found = {path.stem: evidence_for(path, env) for path in sorted(folder.glob("*.toml"))}
     # The more tells that it is a site, the more specific that is.
-    most = max(map(len, found.values()), default=0)
-    if not most:
+    if not (most := max(map(len, found.values()), default=0)):
         return None
     best = {name: whys for name, whys in found.items() if len(whys) == most}
     if len(best) > 1:

@@ -38,8 +38,7 @@ def parse(name: str, argv: Sequence[str]) -> DoctorOptions | BenchOptions:
     Raises:
         MusterError: it stands for none. The launcher, which has read the same words, says which one is wrong.
     """
-    options = from_argv(argv, OPTIONS[name])
-    if options is None:
+    if (options := from_argv(argv, OPTIONS[name])) is None:
         fix = f"muster {name} --help lists what there is"
         raise MusterError("an option is not known, or has no such value", seen=" ".join([name, *argv]), fix=fix)
     return options[0]

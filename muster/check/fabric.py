@@ -159,8 +159,7 @@ def memory() -> Row:
 
 
 def nccl() -> Row:
-    found = versions.nccl()
-    if found is None:
+    if (found := versions.nccl()) is None:
         return Row("nccl", None, "this torch has none")
     return Row("nccl", True, f"{found['version']}, {found['path']}", (found["version"], found["path"]))
 

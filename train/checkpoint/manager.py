@@ -329,8 +329,7 @@ def load_newest(run: Path) -> tuple[Path, State, list[str]]:
 
 def newest_first(run: Path) -> list[Path]:
     """What `saved` finds; MusterError where that is nothing."""
-    paths = saved(run)
-    if not paths:
+    if not (paths := saved(run)):
         fix = "the folder of a run that has saved checkpoints/step-... in it; or begin a new run"
         raise MusterError("the run has no checkpoint", seen=str(run), fix=fix)
     return paths

@@ -218,8 +218,7 @@ class Batches:
         if self.loader is None:
             return 0
         for sample in range(min(PROBED, len(self.reader.samples))):
-            inputs = self.reader.__getitems__([Draw(sample, 0)]).inputs
-            if inputs is None:
+            if (inputs := self.reader.__getitems__([Draw(sample, 0)]).inputs) is None:
                 continue
             # Of files that are not decoded twice what this one has: others have more.
             sample_bytes = inputs.nbytes if self.decode is None else 2 * inputs.contents.nbytes
@@ -229,8 +228,7 @@ class Batches:
 
     def close(self) -> None:
         """Ends the workers. Left to the garbage collector, each may be waited for in vain for 5 s."""
-        workers = getattr(self.loader, "_iterator", None)
-        if workers is not None:
+        if (workers := getattr(self.loader, "_iterator", None)) is not None:
             workers._shutdown_workers()
 
     def note(self, batch: Batch) -> None:

@@ -245,8 +245,7 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
     """
 
     def number(name: str) -> int | None:
-        text = environ.get(name)
-        if text is None:
+        if (text := environ.get(name)) is None:
             return None
         if not text.isdecimal():
             raise MusterError(f"{name} is not a number", seen=f"{name}={text}", fix=f"unset {name}, or start by muster")

@@ -53,8 +53,7 @@ def keep_heap(environ: Mapping[str, str] = os.environ) -> bool:
     """
     if any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in environ):
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # not glibc
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is None:  # not glibc
         return False
     return any(mallopt(M_MMAP_THRESHOLD, size) for size in LARGE_BYTES) and bool(mallopt(M_TRIM_THRESHOLD, NEVER))
 

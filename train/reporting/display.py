@@ -252,8 +252,7 @@ def costs(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None
     """Memory, operations and energy."""
     each = f" a {device}" + (" at most" if summary["world_size"] > 1 else "")
     shown.add_row("peak memory", f"{summary['peak_memory_gib']:.2f} GiB{each}")
-    done = summary.get("flops_per_second_per_rank")
-    if done is not None:
+    if (done := summary.get("flops_per_second_per_rank")) is not None:
         share = f"MFU: unknown {'card' if device == 'GPU' else 'for CPUs'}"
         if summary["mfu"] is not None:
             share = f"[bold]{summary['mfu']:.1%}[/bold] of {quantity(summary['peak_flops_per_second'])}FLOP/s (MFU)"

@@ -71,8 +71,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
             open_group(replace(world, timeout_s=group_s))
             for collective in ALL:
                 own.at = collective.name
-                wrong = collective.check(world, SIZE, 1)
-                if wrong is not None:
+                if (wrong := collective.check(world, SIZE, 1)) is not None:
                     own.wrong[collective.name] = wrong
             own.at = BARRIER
             dist.barrier()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from muster.entrypoint import recording
+from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -160,6 +161,11 @@ def test_steps_of_a_loop_over_the_nodes_do_not_train_alone_each(told: dict[str, 
     assert detect(replace(alone, variables={**alone, **told}), LaunchOptions(nnodes="1")).num_nodes == 1
     assert detect(replace(alone, variables={**alone, "NNODES": "1", "NODE_RANK": "0"})).num_nodes == 1
     assert detect(step(**told)).num_nodes == 2
+    # What is meant to be one process, as to export a model, is no world of one by mistake.
+    single = resolve.resolve(
+        replace(alone, variables={**alone, **told}), LaunchOptions(), ["train", "export"], is_single=True
+    )
+    assert single.num_nodes == 1
 
 
 def test_several_tasks_a_node_and_nproc_per_node_contradict_each_other() -> None:
