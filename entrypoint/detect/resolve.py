@@ -12,6 +12,7 @@ from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from muster.paths import text_of
+from muster.variables import LaunchVariable
 
 
 def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False) -> Allocation:
@@ -36,10 +37,12 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
 
 def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Allocation:
     """The same, with `{command}` and its like in the place of what the user typed."""
-    if "TORCHELASTIC_RUN_ID" in env:
+    run_id = env.get("TORCHELASTIC_RUN_ID")
+    # A rank that no agent started has it from its launch.
+    if run_id is not None and f"TORCHELASTIC_RUN_ID={run_id}" not in env.get(LaunchVariable.RANK_VARIABLES, "").split():
         raise MusterError(
             "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
-            seen=f"TORCHELASTIC_RUN_ID={env['TORCHELASTIC_RUN_ID']}",
+            seen=f"TORCHELASTIC_RUN_ID={run_id}",
             fix="start it without torchrun: {command}; or, where this shell or job only was started from "
             "inside one: unset TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT",
         )

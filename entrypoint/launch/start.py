@@ -259,6 +259,11 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
     _refuse_torchruns(allocation, options, program)
     variables = frameworks.VARIABLES[program.framework](allocation, context.rendezvous, port)
     if program.framework == "torch":
+        if not program.is_ours and allocation.scheduler != "slurm":
+            # By it Lightning compares its number of processes with WORLD_SIZE; else it waits for those that nobody
+            # starts. Under Slurm it goes by Slurm's variables, and can put its job back into the queue.
+            # Source: https://github.com/Lightning-AI/pytorch-lightning (fabric/plugins/environments/torchelastic.py)
+            variables["TORCHELASTIC_RUN_ID"] = context.rendezvous.rdzv_id
         given = [f"{name}={value}" for name, value in variables.items()]
         variables[LaunchVariable.RANK_VARIABLES] = " ".join([allocation.job_id or "-", *given])
     unused = f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
@@ -324,7 +329,8 @@ def _of_user(context: Context) -> Additions:
             notes.append(f"{name}={env[name]} is yours: it was kept")
     # torchrun reads PET_* as the defaults of its own options: inherited ones would change the launch unseen. And a job
     # that a rank submits inherits what the rank's own launch had set.
-    removed = tuple(sorted(name for name in env if name.startswith("PET_") or name in tuple(LaunchVariable)))
+    of_launch = (*LaunchVariable, "TORCHELASTIC_RUN_ID")
+    removed = tuple(sorted(name for name in env if name.startswith("PET_") or name in of_launch))
     if removed:
         notes.append(f"removed: {', '.join(removed)}")
     if env.is_live and os.getpid() == 1 and not _init(env):

@@ -133,6 +133,37 @@ def test_a_rank_that_starts_another_program_is_still_of_its_world() -> None:
         start.find(Environment(dict(rank), host="node02"), LaunchOptions(), ["train", "ddp"])
 
 
+SCRIPT = Program("script", ("a.py",))
+
+
+@pytest.mark.parametrize(
+    ("recording", "program", "is_set"),
+    [
+        (None, SCRIPT, True),
+        (None, TRAINER, False),  # it would watch its parent as an agent
+        ("../mpi/intel_mpi.node01.1", SCRIPT, True),
+        ("c_srun_N2_2per.node02.2", SCRIPT, False),  # Lightning goes by Slurm's variables
+    ],
+)
+def test_a_rank_without_an_agent_is_torchruns_to_a_script(recording: str | None, program: Program, is_set: bool) -> None:
+    """So Lightning compares its number of processes with WORLD_SIZE, and waits for none that nobody starts."""
+    options = LaunchOptions(nproc_per_node=None if recording else "1")
+    found = planned(recorded(recording) if recording else Environment({}, host="laptop"), options, program)
+    assert ("TORCHELASTIC_RUN_ID" in found.additions.variables) == is_set
+
+
+def test_a_script_that_is_one_rank_may_start_a_training() -> None:
+    """As one that looks for the best learning rate."""
+    alone = LaunchOptions(nproc_per_node="1")
+    env = Environment(planned(Environment({}, host="laptop"), alone, SCRIPT).environment({}), host="laptop")
+    for options, program in (LaunchOptions(nproc_per_node="2"), TRAINER), (alone, TRAINER), (alone, SCRIPT):
+        found = planned(env, options, program).environment(env)
+        assert ("TORCHELASTIC_RUN_ID" in found) == (program is SCRIPT)
+    other = replace(env, variables={**env, "TORCHELASTIC_RUN_ID": "of torchrun"})
+    with pytest.raises(MusterError, match="worker of torchrun already"):
+        planned(other, alone, TRAINER)
+
+
 def test_a_list_of_nodes_too_long_for_a_variable_is_left_out() -> None:
     env = recorded("b_srun_N2_1per.node02.1")
     found = start.find(env, LaunchOptions(site="off"), ["train", "ddp"])
