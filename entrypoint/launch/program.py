@@ -47,12 +47,11 @@ def without_launcher(words: Sequence[str]) -> list[str] | None:
     name, rest = words[0].rpartition("/")[2], list(words[1:])
     if re.fullmatch(r"python(3(\.\d+)?)?", name):
         rest = rest[1:] if rest[:1] == ["-u"] else rest
-        if rest[:1] == ["-m"]:
-            return rest[2:] if rest[1:2] in (["torch.distributed.run"], ["torch.distributed.launch"]) else None
+        rest = rest[1:] if rest[:1] == ["-m"] else rest
         return without_launcher(rest) if rest else None
-    if name == "torchrun":
+    if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
         return rest
-    if name == "deepspeed" or (name == "accelerate" and rest[:1] == ["launch"]):
+    if name in ("deepspeed", "accelerate.commands.launch") or (name == "accelerate" and rest[:1] == ["launch"]):
         # Their options are not torchrun's.
         return list(dropwhile(lambda word: not word.endswith(".py"), rest))
     return None

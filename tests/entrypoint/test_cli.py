@@ -829,6 +829,7 @@ def test_python_may_stand_before_the_script(command: Run, hello: Path, words: li
         (["python3", "-u", "-m", "torch.distributed.launch", "hello.py"], ["hello.py"]),
         (["python", "/usr/bin/torchrun", "hello.py"], ["hello.py"]),
         (["--no-python", "accelerate", "launch", "--num_processes", "2", "hello.py", "x"], ["hello.py", "x"]),
+        (["python", "-m", "accelerate.commands.launch", "--multi_gpu", "hello.py", "x"], ["hello.py", "x"]),
     ],
 )
 def test_another_launcher_in_each_rank_is_refused(command: Run, hello: Path, words: list[str], rest: list[str]) -> None:
