@@ -339,7 +339,8 @@ def _check_is_python(path: str) -> None:
         first = file.readline(200)
     if first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first):
         seen = "a compiled program" if first.startswith(b"\x7fELF") else first.decode(errors="replace").strip()
-        fix = f"muster run --no-python {shlex.quote(path)}"
+        # Without a folder it would be looked for on PATH.
+        fix = f"muster run --no-python {shlex.quote(path if '/' in path else f'./{path}')}"
         raise MusterError(f"{path} is no script of Python", seen=one_line(seen), fix=fix)
 
 

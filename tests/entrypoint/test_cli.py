@@ -859,9 +859,13 @@ def test_a_script_in_the_place_of_an_options_value_is_told(command: Run, hello: 
 
 def test_a_program_that_is_not_python_is_refused_with_the_option_for_it(command: Run, tmp_path: Path) -> None:
     (tmp_path / "prog.sh").write_text("#!/bin/sh\necho\n")
-    answer = command("muster", "run", "./prog.sh", cwd=tmp_path)
-    assert answer.returncode == 2
-    assert "muster run --no-python ./prog.sh" in three_lines(answer.stderr)[2]
+    (tmp_path / "prog.sh").chmod(0o700)
+    for name in ("./prog.sh", "prog.sh"):
+        answer = command("muster", "run", name, cwd=tmp_path)
+        assert answer.returncode == 2
+        fix = shlex.split(three_lines(answer.stderr)[2])
+        assert fix == ["muster", "run", "--no-python", "./prog.sh"]
+        assert command(*fix[:2], "--dry-run", *fix[2:], cwd=tmp_path).returncode == 0
 
 
 def test_both_commands_have_a_version(command: Run) -> None:
