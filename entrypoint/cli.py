@@ -327,20 +327,20 @@ def _check_program(program: Program) -> None:
             shown = shlex.quote(os.path.join(path, "SCRIPT.py")) if is_folder else "SCRIPT.py"
             fix = f"muster run {shown}, muster run -m MODULE or muster run --no-python PROGRAM"
             raise MusterError(wrong, seen=path, fix=fix)
-        _check_is_python(script)
+        _check_is_python(script, program.words[1:])
     elif shutil.which(path) is None:
         fix = "the path of an executable file, such as ./PROGRAM; for a script of Python: python SCRIPT"
         raise MusterError("there is no such program, or it can't be run", seen=path, fix=fix)
 
 
-def _check_is_python(path: str) -> None:
+def _check_is_python(path: str, arguments: Sequence[str]) -> None:
     fix = "a script that this user may read, on every node"
     with explaining("the script can't be read", seen=path, fix=fix), open(path, "rb") as file:
         first = file.readline(200)
     if first.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first):
         seen = "a compiled program" if first.startswith(b"\x7fELF") else first.decode(errors="replace").strip()
         # Without a folder it would be looked for on PATH.
-        fix = f"muster run --no-python {shlex.quote(path if '/' in path else f'./{path}')}"
+        fix = shlex.join(["muster", "run", "--no-python", path if "/" in path else f"./{path}", *arguments])
         raise MusterError(f"{path} is no script of Python", seen=one_line(seen), fix=fix)
 
 

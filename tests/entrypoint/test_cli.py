@@ -861,10 +861,10 @@ def test_a_program_that_is_not_python_is_refused_with_the_option_for_it(command:
     (tmp_path / "prog.sh").write_text("#!/bin/sh\necho\n")
     (tmp_path / "prog.sh").chmod(0o700)
     for name in ("./prog.sh", "prog.sh"):
-        answer = command("muster", "run", name, cwd=tmp_path)
+        answer = command("muster", "run", name, "a b", cwd=tmp_path)
         assert answer.returncode == 2
         fix = shlex.split(three_lines(answer.stderr)[2])
-        assert fix == ["muster", "run", "--no-python", "./prog.sh"]
+        assert fix == ["muster", "run", "--no-python", "./prog.sh", "a b"]
         assert command(*fix[:2], "--dry-run", *fix[2:], cwd=tmp_path).returncode == 0
 
 

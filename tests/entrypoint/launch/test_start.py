@@ -145,7 +145,9 @@ SCRIPT = Program("script", ("a.py",))
         ("c_srun_N2_2per.node02.2", SCRIPT, False),  # Lightning goes by Slurm's variables
     ],
 )
-def test_a_rank_without_an_agent_is_torchruns_to_a_script(recording: str | None, program: Program, is_set: bool) -> None:
+def test_a_rank_without_an_agent_is_torchruns_to_a_script(
+    recording: str | None, program: Program, is_set: bool
+) -> None:
     """So Lightning compares its number of processes with WORLD_SIZE, and waits for none that nobody starts."""
     options = LaunchOptions(nproc_per_node=None if recording else "1")
     found = planned(recorded(recording) if recording else Environment({}, host="laptop"), options, program)
