@@ -82,8 +82,7 @@ def to_argv(options: Any) -> list[str]:
     """The arguments that say what differs from the defaults: what the launcher passes on to the trainer."""
     argv: list[str] = []
     for field in fields(options):
-        value = getattr(options, field.name)
-        if value == field.default:
+        if (value := getattr(options, field.name)) == field.default:
             continue
         flag = field.name.replace("_", "-")
         if isinstance(value, bool):

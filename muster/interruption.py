@@ -146,9 +146,7 @@ def command(name: str, is_debugged: bool = False) -> Generator[None]:
         sys.exit(ExitCode.FAILED)
     except MusterError as error:
         if os.environ.get("MUSTER_DEBUG") or is_debugged:
-            from traceback import print_exc
-
-            print_exc()
+            sys.excepthook(type(error), error, error.__traceback__)
         else:
             notify(error)
         sys.exit(error.code)

@@ -59,8 +59,7 @@ def duration(value: float | None) -> str:
         return f"{value * 1e3:.3g} ms"
     if abs(value) < 59.995:
         return f"{value:.2f} s"
-    whole = round(value)
-    if whole < 3600:
+    if (whole := round(value)) < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 

@@ -159,8 +159,7 @@ def task(env: Environment, job: Job) -> Task | None:
     if "SLURM_STEP_ID" not in env and places == {"0"}:
         return None
     read = Reader(env, FIX_TASK)
-    step = read.identifier("SLURM_STEP_ID", "launcher")
-    if step >= FIRST_RESERVED_STEP:
+    if (step := read.identifier("SLURM_STEP_ID", "launcher")) >= FIRST_RESERVED_STEP:
         return None
     # srun sets both to the same, but for --preserve-env. sbatch sets the first anew, and leaves the second as the
     # submitting shell had it.

@@ -300,8 +300,7 @@ def _library(file: "ELFFile", path: str, origins: list[str]) -> Library | None:
         return None
     tags: dict[str, list[str]] = {"DT_NEEDED": [], "DT_SONAME": [], "DT_RPATH": [], "DT_RUNPATH": []}
     for tag in islice(dynamic.iter_tags(), _MOST):
-        kind = tag.entry.d_tag
-        if kind in tags:
+        if (kind := tag.entry.d_tag) in tags:
             tags[kind].append(getattr(tag, kind.removeprefix("DT_").lower()))
     soname = tags["DT_SONAME"][0] if tags["DT_SONAME"] else ""
     machine = str(file.header["e_machine"])

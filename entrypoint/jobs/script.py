@@ -349,8 +349,7 @@ def made_by(name: str, wanted: Wanted) -> str:
     """The command that makes this script."""
     words: list[object] = ["muster", "job", name]
     for field in fields(JobOptions):
-        value = getattr(wanted, field.name)
-        if value != field.default:
+        if (value := getattr(wanted, field.name)) != field.default:
             for each in cast("list[object]", value if isinstance(value, list) else [value]):
                 words += [f"--{field.name}", each]
     words += ["--", *wanted.command] if wanted.command != COMMAND else []

@@ -148,8 +148,7 @@ def devices() -> Row:
 
 def memory() -> Row:
     """How much memory this user may lock: RDMA registers it."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    if limit == resource.RLIM_INFINITY:
+    if (limit := resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]) == resource.RLIM_INFINITY:
         return Row("memory", True, "any amount may be locked")
     needed = any(glob.glob(pattern) for pattern in DEVICES)
     if limit >= ENOUGH:

@@ -103,8 +103,7 @@ def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
         MusterError: a link leads back to a folder above it, without end; or what is no file has an image's name.
         OSError: a folder can't be looked at.
     """
-    real = os.path.realpath(folder)
-    if real in above:
+    if (real := os.path.realpath(folder)) in above:
         raise MusterError("a link leads back to a folder above it", seen=f"{folder} -> {real}", fix="remove the link")
     found: list[str] = []
     for entry in entries_of(folder):

@@ -273,8 +273,7 @@ def wait_for_device(world: World) -> None:
     event, started = torch.cuda.Event(), time.monotonic()
     event.record()
     while not event.query():
-        waited_s = time.monotonic() - started
-        if waited_s > 0.9 * world.timeout_s:
+        if (waited_s := time.monotonic() - started) > 0.9 * world.timeout_s:
             raise RuntimeError(f"the GPU was not done after {0.9 * world.timeout_s:.0f} s")
         if waited_s > SPIN_S:
             time.sleep(0.0002)
