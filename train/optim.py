@@ -65,7 +65,9 @@ def choose_precision(options: Options, world: World) -> Precision:
 
     Sharded weights and the activations of a pipeline are sent in it: to a rank of another precision they mean nothing.
     """
-    bf16 = all(world.gather(has_bf16(world.device))) if options.bf16 is None else options.bf16
+    # Autocast would take the place of the double precision in which a transformer computes with --deterministic.
+    is_exact = options.deterministic and options.predicts_tokens and world.device.type == "cpu"
+    bf16 = all(world.gather(has_bf16(world.device) and not is_exact)) if options.bf16 is None else options.bf16
     # On CPUs torch's fused SGD is no faster than the plain one, and wrong where a gradient is not laid out in memory as
     # its weight is.
     # Its fused AdamW rounds the last few numbers of a tensor in another way than the others, and the parts of a weight

@@ -1,7 +1,7 @@
 """What the optimizers do with weights of each kind, and the course of the learning rate."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -48,6 +48,15 @@ def test_the_parts_of_a_weight_get_the_bits_that_the_whole_gets(name):
         return torch.cat([part.detach() for part in parts])
 
     assert torch.equal(trained(128), trained(7))
+
+
+def test_a_transformer_that_computes_in_double_precision_is_not_autocast(monkeypatch):
+    """bf16 would be on by default; parts of a weight that fsdp gathers would then be rounded before they are used."""
+    monkeypatch.setattr(optim, "has_bf16", lambda _: True)
+    exact = Options(model="gpt-tiny", deterministic=True)
+    assert not optim.choose_precision(exact, World()).bf16
+    for other in ({"bf16": True}, {"model": "resnet18"}, {"deterministic": False}):
+        assert optim.choose_precision(replace(exact, **other), World()).bf16
 
 
 def test_the_rate_rises_and_falls():
