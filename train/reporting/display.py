@@ -172,7 +172,7 @@ def learning_rate(options: Options, num_micro_batches: int) -> str:
     if options.lr_scale != "none":
         words += f" ({options.lr:g} x {highest_lr(1.0, options.lr_scale, num_micro_batches):.4g} by --lr-scale)"
     if options.warmup_steps:
-        words += f" after {options.warmup_steps} steps of warm-up"
+        words += f" after {plural(options.warmup_steps, 'step')} of warm-up"
     if options.lr_schedule == "constant":
         return f"{words}, then constant" if options.warmup_steps else f"{words}, constant"
     last = f"step {options.lr_steps}" if options.lr_steps else "the last step"
@@ -208,7 +208,7 @@ def table(summary: dict[str, Any], unit: str, width: int) -> Table:
     costs(shown, summary, unit, device)
     shown.add_section()
     if summary.get("profile"):
-        steps = f"{summary['profile_steps']} steps of rank 0, for ui.perfetto.dev; operations.txt beside it"
+        steps = f"{plural(summary['profile_steps'], 'step')} of rank 0, for ui.perfetto.dev; operations.txt beside it"
         shown.add_row("trace", f"{escape(summary['profile'])} below the run's folder,\n{steps}")
         shown.add_section()
     shown.add_row("steps in all", f"{summary['step']:,}, this run took {duration(summary['seconds'])}")

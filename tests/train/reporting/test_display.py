@@ -2,12 +2,13 @@
 
 import io
 
+import pytest
 import torch
 from rich.cells import cell_len
 
 from muster.config import Options
 from muster.train.reporting.console import plain
-from muster.train.reporting.display import Display
+from muster.train.reporting.display import Display, learning_rate
 from muster.train.reporting.metrics import StepTimes
 
 SUMMARY = {
@@ -113,6 +114,12 @@ def test_what_a_trace_says_is_told(monkeypatch):
     for words in ("profile/rank-0.json.gz", "5 steps of rank 0", "ui.perfetto.dev", "operations.txt"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80
+    assert "1 step of rank 0" in shown(monkeypatch, **facts | {"profile_steps": 1})
+
+
+@pytest.mark.parametrize(("warmup_steps", "words"), [(1, "1 step of warm-up"), (20, "20 steps of warm-up")])
+def test_the_warm_up_is_counted(warmup_steps, words):
+    assert words in learning_rate(Options(warmup_steps=warmup_steps).settled(), 1)
 
 
 def test_a_run_that_had_but_to_validate_shows_no_speed(monkeypatch):
