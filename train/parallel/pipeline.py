@@ -64,7 +64,7 @@ class Pipeline(Strategy):
             raise MusterError(
                 f"{plural(world_size, 'process')} can't form pipelines of {size}",
                 seen=seen,
-                fix="--pipeline-parallel=N, where N divides the processes",
+                fix="--pipeline-parallel=N, where N divides the processes, or leave it out",
             )
         if world_size == 1 and world.backend is None:
             return  # it trains as single

@@ -126,7 +126,7 @@ def test_stages_are_the_model_cut_up(num_stages):
         (2, {"batch_size": 6}, "a batch of 6 can't be split into 4 parts", "--batch-size=4"),
         (4, {"microbatches": 2}, "parts for 1f1b", "without --microbatches"),
         (3, {"batch_size": 2}, "a batch of 2 can't be split into 6 parts", "--batch-size=6"),
-        (1, {"pipeline_parallel": 2}, "1 process can't form pipelines of 2", "divides the processes"),
+        (1, {"pipeline_parallel": 2}, "1 process can't form pipelines of 2", "divides the processes, or leave it out"),
         (1, {"batch_size": 3}, "a batch of 3 can't be split into 2 parts", "--batch-size=2"),
     ],
 )
