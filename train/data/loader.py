@@ -153,7 +153,7 @@ class Batches:
 
     def make_loader(self, num_workers: int) -> None:
         """Makes the loader anew, with so many processes; they start with the first epoch."""
-        self.num_workers = num_workers
+        self.num_workers = 0 if self.source.on_device else num_workers
         if self.source.on_device:
             return
         self.loader = DataLoader(

@@ -222,3 +222,10 @@ def test_the_choice_is_in_the_summary(tmp_path, train, make_images, summary_of):
         assert [options[f"{half}_num_workers"] for half in ("train", "valid")] == chosen
     assert "loading" not in plain.out
     assert "1 workers a rank for training, 0 for validation" in given.out
+
+
+def test_data_that_are_made_on_the_device_have_no_workers():
+    """Whatever the user asks for: the header and the summary said that so many load."""
+    asked = Options(data="synthetic", image_size=8, num_samples=8, batch_size=4, train_num_workers=2)
+    train, valid = open_batches(data.open_source(asked), asked, World())
+    assert (train.num_workers, valid.num_workers) == (0, 0)
