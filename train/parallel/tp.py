@@ -54,7 +54,8 @@ class TensorParallel(fsdp.FSDP):
             if number % size:
                 raise MusterError(
                     f"{number} {name} can't be divided by {size} ranks",
-                    seen=f"--tensor-parallel={size}, {plural(world.world_size, 'process')}, --model={options.model}",
+                    seen=f"--tensor-parallel={size}, {plural(world.world_size, 'process')}, --model={options.model} "
+                    f"--seq-len={numbers['tokens of a sequence']}",
                     fix=f"--tensor-parallel={math.gcd(*numbers.values())}, or a divisor of that",
                 )
 

@@ -45,6 +45,7 @@ def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix)
         tp.TensorParallel(World(world_size=world_size), asked).check()
     assert wrong in raised.value.wrong
     assert fix in raised.value.fix
+    assert f"--seq-len={asked.seq_len or 128}" in raised.value.seen
     tp.TensorParallel(World(world_size=2), Options(model="gpt-tiny")).check()
 
 
