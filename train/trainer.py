@@ -34,6 +34,7 @@ from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.profile import Profile
 from muster.train.reporting.summary import Log, Setup, collect, command, results, strict_json, write_file
 from muster.train.reporting.trackers import Tracker
+from muster.units import plural
 from muster.variables import RankReport
 
 SYNC_STEPS = 10
@@ -188,7 +189,7 @@ class Trainer:
         """
         options, world, progress = self.options, self.world, self.progress
         if is_complete(progress, options) and self.needs_no_summary():
-            done = f"{progress.epoch} epochs, {progress.step} steps"
+            done = f"{plural(progress.epoch, 'epoch')}, {plural(progress.step, 'step')}"
             self.display.note(f"the run is complete already ({done}); a larger --epochs or --max-steps continues it")
             return
         if world.main and self.run.resumed_from is not None:
@@ -251,7 +252,7 @@ class Trainer:
         compile_loss(self.gradients, options)
         self.num_steps, self.lr_ahead, self.lr_start = extent(options, progress, self.sampler)
         if options.max_steps is not None and self.num_steps < options.max_steps:
-            ends = f"--epochs={options.epochs} ends this run after {self.num_steps} steps"
+            ends = f"--epochs={options.epochs} ends this run after {plural(self.num_steps, 'step')}"
             self.display.note(f"{ends}, before --max-steps={options.max_steps}")
         self.highest_lr = highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
         self.times.waits = world.waits
@@ -347,8 +348,7 @@ class Trainer:
             # By block and not by rank: dropout too is then the same whatever the world size.
             block = turn * world.dp_size + world.dp_rank
             reseed(world.device, options.seed, "model", progress.step, block)
-            last = turn + 1 == options.accumulate
-            alone = nullcontext() if last else self.strategy.without_sync(self.model)
+            alone = self.strategy.without_sync(self.model) if turn + 1 < options.accumulate else nullcontext()
             with alone, self.times.part("forward and backward"):
                 self.gradients.compute(self.model, inputs, targets, sums)
         self.gradients.finish()

@@ -84,7 +84,7 @@ def test_a_warning_at_the_last_step_of_all_leaves_the_validation(train, argv_of_
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [(record["epoch"], record["step"]) for record in summary["epochs"]] == [(1, 4), (2, 6)]
     again = train([*argv, "--resume"], 2, ok=True)
-    assert "complete already" in again[0].out
+    assert "complete already (1 epoch, 6 steps)" in again[0].out
 
 
 @pytest.mark.process
