@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.transforms import v2
 
-from muster.config import Options
+from muster.config import Options, check_data
 from muster.errors import MusterError
 from muster.train import data
 from muster.train.data import cifar10, digits, imagefolder
@@ -213,6 +213,20 @@ def test_a_link_to_itself_is_named(tmp_path, make_images):
     with pytest.raises(MusterError, match="can't be read") as raised:
         data.open_source(folder_options(root))
     assert raised.value.seen == str(root / "cat" / "self")
+
+
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ("Imagefolder:my images", "--data='imagefolder:my images'"),
+        ("imagefoldr", "--data=imagefolder:FOLDER"),
+        ("sintetic", "--data=synthetic"),
+    ],
+)
+def test_a_misspelt_source_is_told_with_its_folder(given, fix):
+    with pytest.raises(MusterError, match="there is no data source called") as raised:
+        check_data(given, "resnet18")
+    assert (raised.value.seen, raised.value.fix) == (f"--data={given}", fix)
 
 
 def test_folders_that_hold_no_data(tmp_path, make_images):
