@@ -486,8 +486,7 @@ class Trainer:
 
     def start_sync(self, sums: Sums) -> None:
         """Begins to add up the losses, the warnings and the pace of all ranks."""
-        flags = self.notice.reason, self.is_save_due()
-        self.sync.start(self.progress.step, *flags, values=self.reported(sums.values))
+        self.sync.start(self.progress.step, self.notice.reason, self.is_save_due(), values=self.reported(sums.values))
         self.line = self.line_now()
 
     def is_save_due(self) -> bool:
