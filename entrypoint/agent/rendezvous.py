@@ -127,16 +127,14 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: 
         TimeoutError: some did not within `limit`; on node rank 0 it names them.
     """
     here = PrefixStore("muster", store)
-    others = here.compare_set("num_nodes", "", str(num_nodes)).decode()
-    if others != str(num_nodes):
+    if (others := here.compare_set("num_nodes", "", str(num_nodes)).decode()) != str(num_nodes):
         seen = f"{num_nodes} here, {others} elsewhere"
         raise MusterError("the nodes differ in how many they are", seen=seen, fix="give all of them the same --nnodes")
     if refusal:
         here.set(REFUSAL, refusal)
     own, key = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}", f"came/{node_rank}"
     try:
-        first = here.compare_set(key, "", own).decode()
-        if first != own:
+        if (first := here.compare_set(key, "", own).decode()) != own:
             raise MusterError(
                 f"two processes take themselves for node rank {node_rank}: one was started twice or has a wrong place",
                 seen=" and ".join(each.rpartition(", ")[0] for each in (first, own)),

@@ -236,8 +236,7 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
             raise _too_late(
                 peers, f"{len(answers)} of {peers.size} came within {peers.timeout_s:.0f} s; number {missing} did not"
             )
-        other = _read(folder, "host", _Host)
-        if other not in (host, None):
+        if (other := _read(folder, "host", _Host)) not in (host, None):
             refusal = _conflict(peers, "has written over this launch's file")
             _write(folder, f"{other.id}.0.{secrets.token_hex(8)}", _Line(refusal=tuple(refusal.parts.values())))
             raise refusal

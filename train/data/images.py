@@ -115,8 +115,7 @@ def decode_crop(content: bytes, size: int, choose_crop: ChooseCrop) -> torch.Ten
     image = Image.open(BytesIO(content))  # reads the header only
     width, height = image.size
     crop = choose_crop(height, width)
-    scale = scale_of(crop, size)
-    if scale == 1:
+    if (scale := scale_of(crop, size)) == 1:
         return resize(decode(content), crop, size)
     image.draft(None, (width // scale, height // scale))
     right, bottom = crop.left + crop.width, crop.top + crop.height

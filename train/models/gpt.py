@@ -177,8 +177,7 @@ class Attention(nn.Module):
         angles = rotary_angles(query.shape[2], self.head_dim, self.theta, query.device)
         precise = torch.promote_types(query.dtype, torch.float32)
         query, key = (Rotary.apply(part.to(precise), *angles).to(part.dtype) for part in (query, key))
-        groups = query.shape[1] // key.shape[1]
-        if groups > 1:
+        if (groups := query.shape[1] // key.shape[1]) > 1:
             key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
         mixed_BHTE = scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed_BHTE.transpose(1, 2).flatten(2))
