@@ -112,10 +112,11 @@ def files_below(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.name.startswith("."):
             continue
-        if path.is_dir() and not path.is_symlink():
+        # What a link leads to is not looked at: this user may not be allowed to.
+        if not path.is_symlink() and path.is_dir():
             if not any((path / name).exists() for name in RUN_FILES):
                 yield from files_below(path)
-        elif path.is_file() or path.is_symlink():
+        elif path.is_symlink() or path.is_file():
             yield path
 
 

@@ -161,10 +161,11 @@ def test_a_folder_of_texts(tmp_path):
     (tmp_path / "binary").write_bytes(b"text, and then \0")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "link").symlink_to(tmp_path / "a.py")
+    (tmp_path / "closed").symlink_to("a" * 300)  # to look there is an error, as in a folder of another user
     source = data.open_source(options(tmp_path))
     text = bytes([*source.train.tokens, *source.valid.tokens])
     assert sorted(text.split(b"\0")) == [b"", b"[a.py]" * 5, b"[b/c.md]" * 5]
-    assert [note for note in source.notes if note.startswith("3 files left out: links, empty files, and ")]
+    assert [note for note in source.notes if note.startswith("4 files left out: links, empty files, and ")]
     copy = shutil.copytree(tmp_path, tmp_path.with_name("copy"), symlinks=True)
     assert bytes(data.open_source(options(copy)).train.tokens) == bytes(source.train.tokens)
 
