@@ -21,7 +21,7 @@ from muster.errors import MusterError
 _USERS = (
     "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK",
     "MUSTER_ADDRESS_SUFFIX", "MUSTER_INTERFACE", "TORCHELASTIC_RUN_ID", "MUSTER_ATTEMPT", "MUSTER_GRACE_S",
-    "MUSTER_JOB_END_TIME", "MUSTER_JOB_START_TIME",
+    "MUSTER_JOB_END_TIME", "MUSTER_JOB_START_TIME", "MUSTER_RANK_VARIABLES",
 )  # fmt: skip
 # What else goes along: the user's program may read it, and settings for communication are the user's.
 _PREFIXES = ("MUSTER_", "NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MASTER_", "TORCHELASTIC_")

@@ -96,6 +96,18 @@ def test_names_that_a_task_will_have_are_passed_from_the_job_script_too() -> Non
     assert {"SLURM_STEP_ID", "PMI_RANK", "SLURM_JOB_NAME"} <= passed
 
 
+def test_a_single_rank_may_train_in_a_container_whose_options_were_made_before_it_started() -> None:
+    """As in `muster run --nproc-per-node 1 --no-python docker run $(muster env --docker-args) IMAGE train ddp`."""
+    of_rank = {"RANK": "0", "TORCHELASTIC_RUN_ID": "local.0", "WORLD_SIZE": "1"}
+    given = " ".join(f"{name}={value}" for name, value in of_rank.items())
+    passed = names(container.docker(Environment({})).words)
+    rank = {**of_rank, "MUSTER_RANK_VARIABLES": f"- {given}"}
+    inside = {name: value for name, value in rank.items() if name in passed}
+    found = recorded.find(Environment(inside, host="laptop"))
+    assert found is not None
+    assert found.num_nodes == 1
+
+
 def test_files_that_variables_name_are_shown_to_the_container() -> None:
     env = recording.load(PBS)
     path = env["PBS_NODEFILE"]
