@@ -318,7 +318,7 @@ def _num_unused(job: Job, task: Task) -> int:
 def _check_all_nodes(env: Environment, options: LaunchOptions, job: Job, task: Task, *, is_single: bool) -> None:
     """Refuses a launch on fewer nodes than the job has, but for --nnodes, where its variables may be left over.
 
-    And, but for a single process, where the user's own variables tell of more nodes, as in a loop:
+    And, but for a single process, where the user's own variables tell of other nodes than the step's, as in a loop:
     NNODES=2 NODE_RANK=1 srun --nodes=1 --nodelist=node02 train ddp
     """
     own = {**dict.fromkeys(("NNODES", "NODE_COUNT", "NUM_NODES"), task.num_nodes), "NODE_RANK": task.node_rank}

@@ -130,7 +130,7 @@ def is_text(path: Path) -> bool:
 
 
 def read_folder(folder: Path) -> tuple[np.ndarray, int]:
-    """The bytes of all text files below `folder`, a zero after each; and how many files are none.
+    """The bytes of all text files below `folder`, a zero after each; and how many other files there are.
 
     Their order mixes the subfolders: the end of it validates.
     """
