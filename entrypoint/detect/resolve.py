@@ -318,11 +318,12 @@ def _num_unused(job: Job, task: Task) -> int:
 def _check_all_nodes(env: Environment, options: LaunchOptions, job: Job, task: Task, *, is_single: bool) -> None:
     """Refuses a launch on fewer nodes than the job has, but for --nnodes, where its variables may be left over.
 
-    And, but for a single process, where the user's own variables tell of other nodes than the step's, as in a loop:
+    And, but for a single process, where a NODE_RANK of the user's tells of other nodes than the step's, as in a loop:
     NNODES=2 NODE_RANK=1 srun --nodes=1 --nodelist=node02 train ddp
     """
+    is_looped = "NODE_RANK" in env and not is_single
     own = {**dict.fromkeys(("NNODES", "NODE_COUNT", "NUM_NODES"), task.num_nodes), "NODE_RANK": task.node_rank}
-    told = [name for name, value in own.items() if not is_single and env.get(name, "") not in ("", "0", str(value))]
+    told = [name for name, value in own.items() if is_looped and env.get(name, "") not in ("", "0", str(value))]
     if _num_unused(job, task) > 0 and (task.is_counted or told) and options.num_nodes != task.num_nodes:
         raise MusterError(
             f"{task.launcher} uses {task.num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",

@@ -71,8 +71,7 @@ class HostRoot:
         parts = _parts(path)
         links = 0
         while parts:
-            part = parts.pop(0)
-            if part == "..":
+            if (part := parts.pop(0)) == "..":
                 del found[-1:]
                 continue
             here = os.path.join(self.root, *found, part)

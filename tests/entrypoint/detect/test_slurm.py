@@ -150,7 +150,9 @@ def test_uneven_tasks_are_ranks_each() -> None:
     assert (found.rank, found.world_size, found.ranks_per_node) == (2, 3, (2, 1))
 
 
-@pytest.mark.parametrize("told", [{"NNODES": "2"}, {"NUM_NODES": "2", "NODE_RANK": "0"}, {"NODE_RANK": "1"}])
+@pytest.mark.parametrize(
+    "told", [{"NNODES": "2", "NODE_RANK": "1"}, {"NUM_NODES": "2", "NODE_RANK": "0"}, {"NODE_RANK": "1"}]
+)
 def test_steps_of_a_loop_over_the_nodes_do_not_train_alone_each(told: dict[str, str]) -> None:
     """As in `for i in 0 1; do NNODES=2 NODE_RANK=$i srun --nodes=1 --nodelist=node0$((i + 1)) train ddp & done`."""
     alone = recording.load(FOLDERS / "slurm_own" / "step_on_second_node.node02.0.env")
@@ -161,6 +163,8 @@ def test_steps_of_a_loop_over_the_nodes_do_not_train_alone_each(told: dict[str, 
     assert detect(replace(alone, variables={**alone, **told}), LaunchOptions(nnodes="1")).num_nodes == 1
     assert detect(replace(alone, variables={**alone, "NNODES": "1", "NODE_RANK": "0"})).num_nodes == 1
     assert detect(step(**told)).num_nodes == 2
+    # A job's script may tell the number of its nodes to all, and start a step on some.
+    assert detect(replace(alone, variables={**alone, "NNODES": "2"})).num_nodes == 1
     # What is meant to be one process, as to export a model, is no world of one by mistake.
     single = resolve.resolve(
         replace(alone, variables={**alone, **told}), LaunchOptions(), ["train", "export"], is_single=True
