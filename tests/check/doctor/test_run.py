@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 from rich.console import Console
@@ -101,16 +102,19 @@ class Kernel:
 
 
 class KernelSubject:
-    """A subject of a test's own, with the face that all have."""
+    """A subject of a test's own, with the face that all have; what it finds has this level, and is about this."""
 
-    NAME = "kernel"
     Facts = Kernel
+
+    def __init__(self, level: Literal["warning", "failed"] = "warning", about: str = "kernel") -> None:
+        self.NAME = self.about = about
+        self.level: Literal["warning", "failed"] = level
 
     def gather(self, world: World, options: DoctorOptions) -> Kernel:
         return Kernel("6.1")
 
     def findings(self, by_host: Mapping[str, Sequence[Kernel]]) -> list[Finding]:
-        return [Finding("warning", "kernel", host, "old", facts[0].release, "-") for host, facts in by_host.items()]
+        return [Finding(self.level, self.about, host, "old", facts[0].release, "-") for host, facts in by_host.items()]
 
     def summary(self, by_host: Mapping[str, Sequence[Kernel]]) -> str:
         return "new"
@@ -121,3 +125,18 @@ def test_a_new_subject_needs_no_more_than_its_face() -> None:
     run.examine(World(host="a", hosts=("a",)), DoctorOptions(), [KernelSubject()], found)
     assert [finding.about for finding in found.findings] == ["kernel"]
     assert found.facts == [{"rank": 0, "host": "a", "kernel": {"release": "6.1"}}]
+
+
+@pytest.mark.parametrize(
+    ("level", "about", "is_tried"), [("failed", "kernel", False), ("failed", "shm", True), ("warning", "kernel", True)]
+)
+def test_collectives_are_tried_but_where_ranks_may_not_reach_each_other(
+    monkeypatch: pytest.MonkeyPatch, level: Literal["warning", "failed"], about: str, is_tried: bool
+) -> None:
+    """They would wait for their time-out, and say less than what was found before."""
+    first, last = KernelSubject(level, about), KernelSubject("warning", "collectives")
+    monkeypatch.setattr(run, "STEPS", (("the nodes", (first,)), ("collectives", (last,))))
+    found = Report()
+    run.check(World(host="a", hosts=("a",)), DoctorOptions(), found)
+    assert ("collectives" in found.facts[0]) == is_tried
+    assert (found.parts[-1].name, found.parts[-1].is_seen) == ("collectives", is_tried)
