@@ -1,6 +1,7 @@
 """What a person sees of a run."""
 
 import io
+import time
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from muster.config import Options
 from muster.train.reporting.console import plain
 from muster.train.reporting.display import Display, learning_rate
 from muster.train.reporting.metrics import StepTimes
+from muster.units import duration
 
 SUMMARY = {
     "model": "resnet50",
@@ -146,3 +148,18 @@ def test_on_a_narrow_terminal_nothing_of_the_table_is_cut_off(monkeypatch):
     assert {len(line) for line in table} == {40}
     for words in ("2,345,678.9", "76.45%", "112,590"):
         assert words in text
+
+
+def test_a_progress_bar_shows_the_time_that_is_left(monkeypatch):
+    monkeypatch.setattr("sys.stdout", out := Terminal())
+    monkeypatch.setenv("COLUMNS", "120")
+    display = Display(Options(epochs=3), "images", 64, enabled=True)
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000.0)
+    display.start_epoch(1, 10)
+    monkeypatch.setattr(time, "perf_counter", lambda: 1060.0)
+    display.step(4, 14)
+    text = plain(out.getvalue())
+    assert "epoch 2/3" in text
+    assert "4/10" in text
+    assert f"{4 * 64 / 60:,.0f} images/s" in text
+    assert f"{duration(90)} left" in text
