@@ -204,9 +204,12 @@ def test_data_that_have_grown_are_told(train, tmp_path):
     text.write_bytes(bytes(range(200)))
     argv = ["single", "--model=gpt-tiny", f"--data=tokens:{text}", "--seq-len=8", "--batch-size=4", "--name=run"]
     argv += [f"--runs-dir={tmp_path}", "--resume=auto"]
-    train([*argv, "--max-steps=1"], ok=True)
+    [begun] = train([*argv, "--max-steps=1"], ok=True)
     text.write_bytes(bytes(range(200)) * 2)
     [ended] = train([*argv, "--max-steps=2"], ok=True)
+    assert "step-00000001" in ended.out  # the header names what it goes on from
+    assert "\nresumes " in ended.out
+    assert "\nresumes " not in begun.out
     assert "the result will differ" in ended.out
     assert "train_samples 22 -> 44, valid_samples 3 -> 5" in ended.out
 
