@@ -57,20 +57,24 @@ def is_transformer(model: str) -> bool:
 def check_transformer(model: str) -> None:
     """Raises MusterError where there is no transformer called `model`."""
     if model not in TRANSFORMERS:
-        raise _unknown("transformer", model, TRANSFORMERS, TRANSFORMERS)
+        raise _unknown("transformer", f"--model={model}", model, TRANSFORMERS, TRANSFORMERS)
 
 
 def check_classifier(model: str, known: Iterable[str]) -> None:
     """Raises MusterError where `model` is not among the `known` classifiers of images."""
     if model not in (names := list(known)):
-        raise _unknown("classification model", model, names, ("resnet18", "resnet50", "vit_b_16"))
+        raise _unknown("classification model", f"--model={model}", model, names, ("resnet18", "resnet50", "vit_b_16"))
 
 
-def _unknown(what: str, name: str, known: Iterable[str], usual: Iterable[str]) -> MusterError:
-    """The error for a `name` that is none of the `known`; where none of them is like it, the `usual` are shown."""
+def _unknown(what: str, seen: str, name: str, known: Iterable[str], usual: Iterable[str], end: str = "") -> MusterError:
+    """The error for a `name` that is none of the `known`; where none of them is like it, the `usual` are shown.
+
+    `end` goes with a data source that needs a folder.
+    """
     near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5) or usual
-    fix = f"--model={' or '.join(near)}"
-    return MusterError(f"there is no {what} called {name}", seen=f"--model={name}", fix=fix)
+    words = (shlex.quote(one + end if SOURCES.get(one) else one) for one in near)
+    fix = f"{seen.partition('=')[0]}={' or '.join(words)}"
+    return MusterError(f"there is no {what} called {name}", seen=seen, fix=fix)
 
 
 def check_data(data: str, model: str) -> None:
@@ -80,10 +84,7 @@ def check_data(data: str, model: str) -> None:
         if os.path.exists(os.path.expanduser(data)):
             fix = shlex.quote(f"--data={'tokens' if is_transformer(model) else 'imagefolder'}:{data}")
             raise MusterError("a path goes with its data source", seen=f"--data={data}", fix=fix)
-        near = difflib.get_close_matches(name.lower(), SOURCES, n=3, cutoff=0.5) or SOURCES
-        words = (f"{source}:{folder or 'FOLDER'}" if SOURCES[source] else source for source in near)
-        fix = f"--data={' or '.join(map(shlex.quote, words))}"
-        raise MusterError(f"there is no data source called {name}", seen=f"--data={data}", fix=fix)
+        raise _unknown("data source", f"--data={data}", name, SOURCES, SOURCES, f":{folder or 'FOLDER'}")
     if SOURCES[name] != bool(folder):
         wrong, end = ("needs a", ":FOLDER") if SOURCES[name] else ("has no", "")
         raise MusterError(f"the data source {name} {wrong} folder", seen=f"--data={data}", fix=f"--data={name}{end}")

@@ -226,8 +226,7 @@ def request_log(environ: MutableMapping[str, str]) -> None:
 
     No crash can leave that behind.
     """
-    level = environ.get("NCCL_DEBUG", "").upper()
-    if level not in ("INFO", "TRACE"):
+    if (level := environ.get("NCCL_DEBUG", "").upper()) not in ("INFO", "TRACE"):
         environ["NCCL_DEBUG"] = "INFO"
     wanted = environ.get("NCCL_DEBUG_SUBSYS", "")
     # With a ^ before them they are those that are not wanted.
