@@ -150,6 +150,18 @@ def test_uneven_tasks_are_ranks_each() -> None:
     assert (found.rank, found.world_size, found.ranks_per_node) == (2, 3, (2, 1))
 
 
+def test_a_step_of_another_job_than_that_of_its_shell_counts_its_own_nodes() -> None:
+    """`srun --jobid` in a shell of a job: the number of that job's nodes stays, where the list is of the other's."""
+    attached = recording.load(FOLDERS / "slurm_own" / "attached.node02.1.env")
+    for of_shell in ("1", "3"):
+        found = detect(replace(attached, variables={**attached, "SLURM_JOB_NUM_NODES": of_shell}))
+        assert (found.num_nodes, found.node_rank, found.hosts) == (2, 1, ("node01", "node02"))
+    # In a step on some of the job's nodes the lists are not the same.
+    part = recording.load(FOLDERS / "slurm_own" / "step_on_two_of_three.node02.0.env")
+    with pytest.raises(MusterError, match="names 3, its count says 2"):
+        detect(replace(part, variables={**part, "SLURM_JOB_NUM_NODES": "2"}))
+
+
 @pytest.mark.parametrize(
     "told", [{"NNODES": "2", "NODE_RANK": "1"}, {"NUM_NODES": "2", "NODE_RANK": "0"}, {"NODE_RANK": "1"}]
 )
