@@ -98,5 +98,5 @@ def _show(name: str, site: "Site", why: str | None, as_json: bool) -> None:
     if site.refused:
         print("this image does not run there: see refused")
     print(f"status: {site.status}, {STATUS[site.status]}\n")
-    for line in profiles.path_of(name).read_text(encoding="utf-8").splitlines():
+    for line in profiles.path_of(name).read_text(encoding="utf-8-sig").splitlines():
         print(one_line(line))

@@ -100,7 +100,7 @@ def variables(site: Site | None, fabric: Fabric, context: Context) -> dict[str, 
 
 def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         tables = tomllib.loads(text)
         profile = msgspec.convert(tables, shape)
         head = tomllib.loads(recognise.head(text))

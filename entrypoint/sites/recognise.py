@@ -97,7 +97,7 @@ def evidence_for(path: Path, env: Environment) -> tuple[str, ...]:
     """
     try:
         # Not checked by the schema: only the site that matches is worth its time.
-        recognise = tomllib.loads(head(path.read_text(encoding="utf-8"))).get("recognise", {})
+        recognise = tomllib.loads(head(path.read_text(encoding="utf-8-sig"))).get("recognise", {})
         wanted = {kind: fact["value"] for kind, fact in recognise.items()}
         return tuple(map(one_line, _whys(wanted, env)))
     except (*UNREADABLE, AttributeError, KeyError, TypeError) as reason:

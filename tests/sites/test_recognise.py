@@ -125,6 +125,16 @@ def test_a_named_site_wins_over_what_is_recognised(folder: Path, tmp_path: Path)
     assert refused.value.seen == "--site=testboster"
 
 
+def test_a_profile_that_an_editor_of_windows_has_saved_is_read(tmp_path: Path) -> None:
+    """With a mark of UTF-8 before its first line."""
+    path = written(tmp_path, "\ufeff" + VALID)
+    found = here(Environment({"SLURM_CLUSTER_NAME": "testbooster"}), path.parent)
+    assert found is not None
+    named = recognise.here(Environment({}), LaunchOptions(site=str(path)))
+    assert named is not None
+    assert named.site.title == found.site.title
+
+
 def test_only_the_head_is_read(tmp_path: Path) -> None:
     """Each launch asks: what is not this site's is neither parsed as a whole nor checked."""
     folder = written(tmp_path, HEAD + "\n[sources]\nthis is no TOML\n").parent
