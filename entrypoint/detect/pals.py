@@ -113,7 +113,9 @@ def _owner(env: Environment) -> str | None:
 
 def _by_rank(env: Environment, job: Job, node_rank: int, why: MusterError) -> Task:
     """The same without the file: PMI's sizes, and the scheduler's hosts if this one has its place in them."""
-    read = Reader(env, f"make the file of its nodes visible: {why.fix}")
+    # Without PMI_SIZE, as with PALS_PMI=pmix, an address does not help: the file alone tells how many there are.
+    way = why.fix if "PMI_SIZE" in env else why.fix.removesuffix(f"; or {FIX_HOSTS}")
+    read = Reader(env, f"make the file of its nodes visible: {way}")
     local_size = "PALS_LOCAL_SIZE" if "PALS_LOCAL_SIZE" in env else "PMI_LOCAL_SIZE"
     names = mpi.Names("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", local_size)
     task = mpi.by_rank("pals", names, read, job, job_id=env["PALS_APID"], known_node_rank=node_rank)

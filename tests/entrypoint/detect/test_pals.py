@@ -121,3 +121,12 @@ def test_uneven_nodes_are_known_from_the_file() -> None:
     path = recorded.FOLDERS / "documented" / "pals_file_uneven.x3001c0s13b1n0.1.env"
     found = recorded.detect(recording.load(path))
     assert (found.ranks_per_node, found.rank, found.local_rank, found.world_size) == ((2, 1), 1, 0, 3)
+
+
+def test_where_the_number_of_processes_is_not_told_the_file_is_to_be_shown() -> None:
+    """With PALS_PMI=pmix there is no PMI_SIZE: an address of the first node alone would lead to the same refusal."""
+    hidden = recording.load(recorded.FOLDERS / "documented" / "pals_hidden_in_pbs.x3001c0s13b1n0.1.env")
+    with pytest.raises(MusterError, match="PMI_SIZE is missing") as refusal:
+        recorded.detect(replace(hidden, variables={name: hidden[name] for name in hidden if name != "PMI_SIZE"}))
+    assert f"--bind {hidden['PALS_APINFO']}" in refusal.value.fix
+    assert "MASTER_ADDR" not in refusal.value.fix
