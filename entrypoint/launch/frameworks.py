@@ -53,7 +53,7 @@ def tensorflow(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dic
         raise MusterError(
             "TensorFlow needs the names of all hosts, and nothing lists them here",
             seen=f"{allocation.num_nodes} nodes started by {allocation.launcher}, no host list",
-            fix="MUSTER_HOSTS=host1,host2,... in the order of the nodes",
+            fix=f"MUSTER_HOSTS=host1,host2,... in the order of the nodes, all {allocation.num_nodes} of them",
         )
     hosts = allocation.hosts if allocation.num_nodes > 1 else (rendezvous.address,)
     workers = [

@@ -65,6 +65,8 @@ def test_tensorflow_needs_the_names_of_the_hosts() -> None:
     with pytest.raises(MusterError, match="names of all hosts") as refusal:
         frameworks.tensorflow(allocation, meeting, 61001)
     assert "MUSTER_HOSTS=" in refusal.value.fix
+    # As where it is set, and names fewer.
+    assert "all 2 of them" in refusal.value.fix
 
 
 def test_ports_of_tensorflow_stay_in_their_range() -> None:
