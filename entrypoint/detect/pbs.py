@@ -64,8 +64,8 @@ def job(env: Environment) -> Job | None:
         cpus_on_node=read.optional("NCPUS"),
         default_threads=_default_threads(env),
         launch=_launch(env, len(slots) or "NODES"),
-        # Torque writes the file on the first node alone. PBS_NUM_PPN is Torque's.
-        is_shared="PBS_NUM_PPN" not in env or len(slots) == 1,
+        # Torque writes the file on the first node alone.
+        is_shared=not _is_torques(env) or len(slots) == 1,
         gpu_request=f"qsub -l select={len(slots) or 'NODES'}:ngpus={{gpus}}",
         problem=problem,
         sources={
@@ -123,9 +123,14 @@ def _default_threads(env: Environment) -> str | None:
     return threads if is_of_pbs else None
 
 
+def _is_torques(env: Environment) -> bool:
+    """Whether Torque set the variables. Sites set its PBS_NUM_PPN in PBS, as MetaCentrum; NCPUS is of PBS alone."""
+    return "PBS_NUM_PPN" in env and "NCPUS" not in env
+
+
 def is_task(env: Environment) -> bool:
     """Whether PBS itself started this process, beside the job script."""
-    pattern = r"(?!1$)[0-9]{1,8}" if "PBS_NUM_PPN" in env else r"[0-9A-Fa-f]{8}"
+    pattern = r"(?!1$)[0-9]{1,8}" if _is_torques(env) else r"[0-9A-Fa-f]{8}"
     return re.fullmatch(pattern, env.get("PBS_TASKNUM", "")) is not None
 
 
@@ -140,7 +145,7 @@ def task(env: Environment, job: Job) -> Task | None:
     mark = f"PBS_TASKNUM={env['PBS_TASKNUM']}"
     train = Path(sys.executable).with_name("train")
     folder = shlex.quote(str(train.parent)) if env.is_live and train.is_file() else "/PATH/TO"
-    remote = "pbsdsh -h" if "PBS_NUM_PPN" in env else "pbs_tmrsh"
+    remote = "pbsdsh -h" if _is_torques(env) else "pbs_tmrsh"
     fix = (
         "for each host of the job, the index counted from 0, with the path of this command: "
         f"{remote} HOST env MUSTER_HOSTS=HOST0,HOST1 MUSTER_NODE_RANK=INDEX {folder}/{{command}}"

@@ -382,6 +382,17 @@ def test_tasks_of_torques_pbsdsh_are_told_from_its_job_script() -> None:
     assert "pbsdsh -h HOST env MUSTER_HOSTS=" in refusal.value.fix
 
 
+def test_a_variable_of_torque_that_a_site_sets_in_pbs_makes_no_torque() -> None:
+    """MetaCentrum's PBS_NUM_PPN. PBS counts tasks in hexadecimal digits, and all nodes see its file."""
+    task = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn2.task20000001.env")
+    nodes = {"PBS_NODEFILE": "pbsn1\npbsn2\n"}
+    found = detect(replace(changed(task, PBS_NUM_PPN="2", PBS_TASKNUM="2000000A"), files=nodes))
+    assert (found.launcher, found.node_rank, found.job.is_shared) == ("pbsdsh", 1, True)
+    with pytest.raises(MusterError, match="pbsdsh starts 2 tasks on a node") as refusal:
+        detect(changed(task, PBS_NUM_PPN="2"))
+    assert "pbs_tmrsh HOST env MUSTER_HOSTS=" in refusal.value.fix
+
+
 def test_gpus_of_grid_engine_are_counted() -> None:
     script = recording.load(FOLDERS / "grid_engine" / "pe_two.master.node01.env")
     one_node = replace(script, files={"PE_HOSTFILE": "node01 2 main.q@node01 UNDEFINED\n"})
