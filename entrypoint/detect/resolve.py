@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.entrypoint import resources
-from muster.entrypoint.detect import families, hostlist, manual, traces
+from muster.entrypoint.detect import families, hostlist, kubernetes, manual, traces
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task, with_command
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
@@ -46,15 +46,16 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
             fix="start it without torchrun: {command}; or, where this shell or job only was started from "
             "inside one: unset TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT",
         )
+    is_by_hand = options.node_rank is not None or "MUSTER_NODE_RANK" in env
     try:
         job, rejected = families.find_job(env)
     except MusterError as refusal:
         # Where the user has done what it asks for already, as in a pod that was told WORLD_SIZE=8 and no more.
-        if options.node_rank is None or "--node-rank" not in refusal.fix:
+        if not is_by_hand or kubernetes.FIX not in refusal.fix:
             raise
         job, rejected = NO_SCHEDULER, (refusal.wrong,)
     scheduler = job.scheduler
-    if options.node_rank is not None or "MUSTER_NODE_RANK" in env:
+    if is_by_hand:
         scheduler = "manual" if job is NO_SCHEDULER else scheduler
         task = _by_hand(env, options, job)
     else:

@@ -566,6 +566,8 @@ def test_a_pod_whose_variables_disagree_takes_what_the_refusal_asks_for(told: di
     found = detect(pod, LaunchOptions(nnodes="2", node_rank=1, master_addr="pod-0"))
     assert (found.num_nodes, found.node_rank) == (2, 1)
     assert detect(pod, LaunchOptions(nnodes="1", node_rank=0)).num_nodes == 1
+    found = detect(changed(pod, MUSTER_NODE_RANK="1"), LaunchOptions(nnodes="2", master_addr="pod-0"))
+    assert (found.num_nodes, found.node_rank) == (2, 1)
 
 
 @pytest.mark.parametrize("pod", ["pod_alone.notebook-0.x", "kubeflow_pytorchjob_old.mnist-worker-0.1"])
