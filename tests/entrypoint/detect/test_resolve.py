@@ -663,6 +663,16 @@ def test_the_nodes_of_an_unknown_scheduler_do_not_train_alone_each(name: str, se
     assert detect(Environment({name: several, "MUSTER_HOSTS": "node01,node02"}, "node02")).node_rank == 1
 
 
+def test_the_first_node_of_a_loop_by_hand_is_told_how_to_name_the_others() -> None:
+    """for i in 0 1; do ssh node$i NODE_RANK=$i train ddp & done: the second node is refused, the first trains alone."""
+    (note,) = detect(Environment({"NODE_RANK": "0"}, "node01")).notes
+    assert note.startswith("NODE_RANK=0 tells no number of nodes")
+    assert "--nnodes N --node-rank 0 --master-addr HOST" in note
+    for name in ("NNODES", "WORLD_SIZE"):
+        assert not detect(Environment({"NODE_RANK": "0", name: "1"}, "node01")).notes
+    assert not detect(Environment({"NODE_RANK": "0"}, "node01"), LaunchOptions(nnodes="1")).notes
+
+
 def test_a_number_of_nodes_that_counts_gpus_beside_one_of_hosts_makes_no_nodes() -> None:
     """As on a machine of Tencent's with 8 GPUs."""
     assert detect(Environment({"HOST_NUM": "1", "NODE_NUM": "8"}, "node02")).num_nodes == 1
