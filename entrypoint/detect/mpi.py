@@ -80,8 +80,12 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
     if not set(OPENMPI) & env.keys():
         return None
     read = Reader(env, FIX_OPENMPI)
+    namespace = env.get("PMIX_NAMESPACE", "")
+    # Slurm's, or none: mpirun has its own.
+    if re.fullmatch(r"(slurm\.pmix\..*)?", namespace) and _is_copied(env, OPENMPI):
+        return None
     # ParaStation's srun sets Open MPI's names too; and jsrun, for IBM's Spectrum MPI, with the same values as its own.
-    if "SLURM_STEP_ID" in env and env.get("PMIX_NAMESPACE", "").startswith("pspmix_"):
+    if "SLURM_STEP_ID" in env and namespace.startswith("pspmix_"):
         return None
     if _is_of(env, OPENMPI, *JSRUN):
         if job.scheduler in ("lsf", "local"):
@@ -143,11 +147,19 @@ def _is_of(env: Environment, names: Names, *own: str) -> bool:
     return own[0] in env and all(env.get(name, env.get(of)) == env.get(of) for name, of in pairs)
 
 
+def _is_copied(env: Environment, names: Names) -> bool:
+    """Whether `names` say what Slurm's or Hydra's variables do: scripts that bind a task to its GPU set them so."""
+    of_slurm = _is_of(env, names, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    return of_slurm or _is_of(env, names, *HYDRA)
+
+
 def mvapich_task(env: Environment, job: Job) -> Task | None:
     """The process of mpirun_rsh that this one is."""
     # The local size alone is set by users too, as a hint to the library.
     names = next((names for names in (MVAPICH, MVAPICH3) if set(names[:3]) & env.keys()), None)
-    return names and by_rank("mvapich", names, Reader(env, FIX_MVAPICH), job)
+    if names is None or _is_copied(env, names):
+        return None
+    return by_rank("mvapich", names, Reader(env, FIX_MVAPICH), job)
 
 
 def prrte_task(env: Environment, job: Job) -> None:

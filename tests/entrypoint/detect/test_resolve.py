@@ -244,6 +244,32 @@ def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
     )
 
 
+OF_OPENMPI = dict(zip(mpi.OPENMPI, ("3", "4", "1", "2"), strict=True))
+
+
+@pytest.mark.parametrize("copied", [OF_OPENMPI, {"MV2_COMM_WORLD_LOCAL_RANK": "1"}], ids=["openmpi", "mvapich"])
+@pytest.mark.parametrize(
+    ("file", "launcher"),
+    [
+        ("slurm/c_srun_N2_2per.node02.3", "srun"),
+        ("slurm/c3_srun_N2_2per_pmix.node02.3", "srun"),
+        ("mpi/mpich_ssh.node02.3", "hydra"),
+    ],
+)
+def test_variables_that_a_script_copies_from_its_launcher_are_no_other_launchers(
+    copied: dict[str, str], file: str, launcher: str
+) -> None:
+    """Of srun bind.sh train ddp, whose script goes by Open MPI's names and sets them to $SLURM_PROCID and so on."""
+    found = detect(changed(recording.load(FOLDERS / f"{file}.env"), **copied))
+    assert (found.launcher, found.rank, found.local_rank, found.ranks_per_node) == (launcher, 3, 1, (2, 2))
+
+
+def test_variables_that_say_something_else_than_the_launcher_are_refused() -> None:
+    task = recording.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.3.env")
+    with pytest.raises(MusterError, match="without PMIX_RANK and PMIX_NAMESPACE"):
+        detect(changed(task, **OF_OPENMPI, SLURM_GTIDS="0,2", SLURM_PROCID="2"))
+
+
 def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() -> None:
     of_prterun = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-node01-10332@1", "PMIX_HOSTNAME": "node01"}
     of_aprun = changed(PBS, ALPS_APP_PE="1", ALPS_APP_ID="123")
