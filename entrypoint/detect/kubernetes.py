@@ -84,9 +84,9 @@ def _pod(env: Environment) -> Task | None:
         return _counted(Reader(env, FIX), "PET_NNODES")
     if {"LWS_GROUP_SIZE", "LWS_WORKER_INDEX"} & env.keys():
         return _counted(Reader(env, FIX), "LWS_GROUP_SIZE")
-    if "RANK" in env or "WORLD_SIZE" in env:
-        return _counted(Reader(env, FIX), next((name for name in _NODES if name in env), "WORLD_SIZE"))
-    return None
+    told = next((name for name in _NODES if name in env), "WORLD_SIZE")
+    is_indexed = "JOB_COMPLETION_INDEX" in env and told in env
+    return _counted(Reader(env, FIX), told) if is_indexed or "RANK" in env or "WORLD_SIZE" in env else None
 
 
 def _is_mpi_master(env: Environment) -> bool:
@@ -107,7 +107,7 @@ def _counted(read: Reader, name: str) -> Task:
     places = [name for name in names if name in env and not (is_again and name == "JOB_COMPLETION_INDEX")]
     # 1:3, or a number where elasticPolicy has no minReplicas and maxReplicas.
     if ":" in env.get(name, "") or ("PET_RDZV_ENDPOINT" in env and not places):
-        fix = "leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas"
+        fix = f"leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas; or {FIX}"
         raise MusterError("an elastic job gives its pods no ranks", seen=read.seen(name, "PET_RDZV_ENDPOINT"), fix=fix)
     # Their ranks count processes: those in a pod would be taken for pods.
     read.check_inner_launcher("pod")

@@ -574,6 +574,24 @@ def test_the_pods_of_a_leaderworkerset_meet_at_their_leader() -> None:
     assert detect(changed(leader, LWS_GROUP_SIZE="1")).num_nodes == 1
 
 
+def test_a_pod_of_an_indexed_job_whose_author_tells_the_number_of_pods_has_its_place() -> None:
+    """By NNODES alone: WORLD_SIZE is torch's, and says nothing of pods."""
+    pod = recording.load(FOLDERS / "documented" / "indexed_job.example-1.1.env")
+    found = detect(changed(pod, NNODES="2", MASTER_ADDR="example-0.svc"))
+    assert (found.scheduler, found.node_rank, found.hosts) == ("kubernetes", 1, ("example-0.svc", "example-1.svc"))
+    with pytest.raises(MusterError, match="disagree on which pod"):
+        detect(changed(pod, NNODES="1"))
+
+
+def test_a_pod_of_an_elastic_job_takes_what_the_refusal_asks_for() -> None:
+    elastic = recording.load(FOLDERS / "documented" / "kubeflow_elastic.mnist-worker-0.0.env")
+    with pytest.raises(MusterError, match="gives its pods no ranks") as refusal:
+        detect(elastic)
+    assert refusal.value.fix.endswith("; or on each pod: train ddp --nnodes PODS --node-rank INDEX --master-addr HOST")
+    found = detect(elastic, LaunchOptions(nnodes="2", node_rank=1, master_addr="mnist-worker-0"))
+    assert (found.num_nodes, found.node_rank) == (2, 1)
+
+
 def test_an_elastic_job_without_a_range_gives_its_pods_no_ranks_either() -> None:
     elastic = recording.load(FOLDERS / "documented" / "kubeflow_elastic.mnist-worker-0.0.env")
     with pytest.raises(MusterError, match="an elastic job gives its pods no ranks"):
