@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import chain
 
 from muster.entrypoint.detect.allocation import Job, Task
-from muster.entrypoint.detect.hostlist import MAX_ID, whole_number
+from muster.entrypoint.detect.hostlist import MAX_ID, short, whole_number
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
@@ -163,6 +163,11 @@ def task(env: Environment, job: Job) -> Task | None:
     read = Reader(env, FIX_TASK)
     if (step := read.identifier("SLURM_STEP_ID", "launcher")) >= FIRST_RESERVED_STEP:
         return None
+    listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
+    # The script of a job that was submitted inside a step of another one, on nodes that this job has not.
+    is_apart = {short(host) for host in listed}.isdisjoint(map(short, job.hosts))
+    if is_apart and places == {"0"} and read.own_index(job.hosts, job.sources["hosts"]) is not None:
+        return None
     # srun sets both to the same, but for --preserve-env. sbatch sets the first anew, and leaves the second as the
     # submitting shell had it.
     of_step = env.get("SLURM_STEP_TASKS_PER_NODE")
@@ -173,7 +178,6 @@ def task(env: Environment, job: Job) -> Task | None:
             seen=read.seen("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
             fix=f"{FIX_TASK}; without --preserve-env",
         )
-    listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
     members = set(listed)
     in_groups = tuple(host for host in dict.fromkeys(chain(*_groups(Reader(env, FIX_JOB)))) if host in members)
     hosts = in_groups if len(in_groups) == len(listed) else listed

@@ -162,6 +162,23 @@ def test_a_step_of_another_job_than_that_of_its_shell_counts_its_own_nodes() -> 
         detect(replace(part, variables={**part, "SLURM_JOB_NUM_NODES": "2"}))
 
 
+@pytest.mark.parametrize("tasks", ["1", "8"])
+def test_a_job_submitted_inside_a_step_on_another_node_is_no_task_of_that_step(tasks: str) -> None:
+    """As in `srun --pty bash`, and there `sbatch --nodes=1 job.sh`: the script keeps the step's variables."""
+    step_elsewhere = recording.load(FOLDERS / "slurm_own" / "step_on_second_node.node02.0.env")
+    of_job = {"SLURM_JOB_NODELIST": "node07", "SLURM_NODELIST": "node07", "SLURM_JOB_NUM_NODES": "1"}
+    of_job |= {"SLURMD_NODENAME": "node07", "SLURM_NNODES": "1", "SLURM_TASKS_PER_NODE": tasks}
+    script = Environment({**step_elsewhere, **of_job}, "node07")
+    found = detect(script)
+    assert (found.launcher, found.num_nodes, found.hosts, found.mode) == ("local", 1, ("node07",), "agent")
+    of_two = {"SLURM_JOB_NODELIST": "node[07-08]", "SLURM_NODELIST": "node[07-08]", "SLURM_JOB_NUM_NODES": "2"}
+    with pytest.raises(MusterError, match="gave this job 2 nodes, but nothing started this process") as refusal:
+        detect(replace(script, variables={**script, **of_two}))
+    assert refusal.value.fix.startswith("srun --nodes=2 --ntasks=2 ")
+    with pytest.raises(MusterError, match="variables of two jobs are mixed"):
+        detect(replace(script, variables={**script, "SLURM_TASKS_PER_NODE": "1"}, host="login"))
+
+
 @pytest.mark.parametrize(
     "told", [{"NNODES": "2", "NODE_RANK": "1"}, {"NUM_NODES": "2", "NODE_RANK": "0"}, {"NODE_RANK": "1"}]
 )
