@@ -165,8 +165,9 @@ def task(env: Environment, job: Job) -> Task | None:
         return None
     listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
     # The script of a job that was submitted inside a step of another one, on nodes that this job has not.
-    is_apart = {short(host) for host in listed}.isdisjoint(map(short, job.hosts))
-    if is_apart and places == {"0"} and read.own_index(job.hosts, job.sources["hosts"]) is not None:
+    in_job = read.hosts("SLURM_JOB_NODELIST") if "SLURM_JOB_NODELIST" in env else listed
+    is_apart = {short(host) for host in listed}.isdisjoint(map(short, in_job))
+    if is_apart and places == {"0"} and read.own_index(in_job, read.seen("SLURM_JOB_NODELIST")) is not None:
         return None
     # srun sets both to the same, but for --preserve-env. sbatch sets the first anew, and leaves the second as the
     # submitting shell had it.
