@@ -137,10 +137,13 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: b
     if job is NO_SCHEDULER:
         sources |= {"num_nodes": "one machine", "hosts": "this host's name"}
         # In a loop by hand the first node's is no other than that of a machine by itself.
-        first = Reader(env, "").seen("NODE_RANK") if env.keys().isdisjoint({"WORLD_SIZE", *manual.NUMBERS}) else ""
-        if first and not is_one_node:
-            by_hand = "--nnodes N --node-rank 0 --master-addr HOST"
-            notes = (f"{first} tells no number of nodes: one was taken; for several, on this one: {by_hand}",)
+        names, address = ["NODE_RANK"], env.get("MASTER_ADDR", "")
+        if not re.match(r"$|localhost|127\.|::1", address) and Reader(env, "").own_index((address,), address) is None:
+            names.append("MASTER_ADDR")
+        told = Reader(env, "").seen(*names) if env.keys().isdisjoint({"WORLD_SIZE", *manual.NUMBERS}) else ""
+        if told and not is_one_node:
+            by_hand = "--nnodes N --node-rank I --master-addr HOST"
+            notes = (f"{told} tells no number of nodes: one was taken; for several, on each: {by_hand}",)
     elif own is not None and len(hosts) > 1:
         hosts = (hosts[own],)
         sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}

@@ -714,14 +714,17 @@ def test_the_nodes_of_an_unknown_scheduler_do_not_train_alone_each(name: str, se
     assert detect(Environment({name: several, "MUSTER_HOSTS": "node01,node02"}, "node02")).node_rank == 1
 
 
-def test_the_first_node_of_a_loop_by_hand_is_told_how_to_name_the_others() -> None:
-    """for i in 0 1; do ssh node$i NODE_RANK=$i train ddp & done: the second node is refused, the first trains alone."""
-    (note,) = detect(Environment({"NODE_RANK": "0"}, "node01")).notes
-    assert note.startswith("NODE_RANK=0 tells no number of nodes")
-    assert "--nnodes N --node-rank 0 --master-addr HOST" in note
+@pytest.mark.parametrize("told", [{"NODE_RANK": "0"}, {"MASTER_ADDR": "node00"}, {"MASTER_ADDR": "10.0.0.5"}])
+def test_a_node_of_a_loop_by_hand_without_their_number_is_told_what_to_type(told: dict[str, str]) -> None:
+    """for i in 0 1; do ssh node0$i MASTER_ADDR=node00 NODE_RANK=$i train ddp & done: the first node trains alone."""
+    (note,) = detect(Environment(told, "node01")).notes
+    assert re.match(r"(NODE_RANK=0|MASTER_ADDR=\S+) tells no number of nodes: one was taken", note)
+    assert note.endswith("on each: --nnodes N --node-rank I --master-addr HOST")
     for name in ("NNODES", "WORLD_SIZE"):
-        assert not detect(Environment({"NODE_RANK": "0", name: "1"}, "node01")).notes
-    assert not detect(Environment({"NODE_RANK": "0"}, "node01"), LaunchOptions(nnodes="1")).notes
+        assert not detect(Environment({**told, name: "1"}, "node01")).notes
+    assert not detect(Environment(told, "node01"), LaunchOptions(nnodes="1")).notes
+    assert not detect(Environment({"MASTER_ADDR": "node01.cluster", "MASTER_PORT": "29500"}, "node01")).notes
+    assert not detect(Environment({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, "node01")).notes
 
 
 def test_a_number_of_nodes_that_counts_gpus_beside_one_of_hosts_makes_no_nodes() -> None:
