@@ -79,10 +79,8 @@ def job(env: Environment) -> Job | None:
     hosts = tuple(dict.fromkeys(chain(*groups)))
     if not groups:
         hosts = read.hosts("SLURM_JOB_NODELIST", "hosts")
-        # `srun --jobid` from outside of the job gives its own nodes as the job's, and no number of these: one that is
-        # there is of the job in which it was typed.
-        is_alike = env.get("SLURM_STEP_NODELIST") == env.get("SLURM_JOB_NODELIST")
-        is_attached = "SLURM_STEP_ID" in env and (is_alike or "SLURM_JOB_NUM_NODES" not in env)
+        # `srun --jobid` from outside of the job gives its own nodes as the job's, and no number of these.
+        is_attached = "SLURM_STEP_ID" in env and "SLURM_JOB_NUM_NODES" not in env
         count = "SLURM_STEP_NUM_NODES" if is_attached else "SLURM_JOB_NUM_NODES"
         num_nodes = read.number(count, "num_nodes")
         wrong = f"Slurm's list of the job's nodes names {len(hosts)}, its count says {num_nodes}"

@@ -96,6 +96,16 @@ SCENARIOS = [
         "sbatch --wait -N2 --ntasks-per-node=2 --wrap 'srun -n 2 --ntasks-per-node=1 DUMP'",
     ),
     Scenario(
+        "sbatch_in_step_elsewhere",
+        "sbatch -w node02 typed in a task of srun on node01, the script",
+        "srun -N1 -n1 -w node01 sbatch --wait -w node02 --wrap 'DUMP'",
+    ),
+    Scenario(
+        "sbatch_two_in_step_elsewhere",
+        "sbatch -N2 -w node02,node03 typed in a task of srun on node01, the script",
+        "srun -N1 -n1 -w node01 sbatch --wait -N2 -w node02,node03 --wrap 'DUMP'",
+    ),
+    Scenario(
         "batch_export_none", "sbatch -N2 --export=NONE, the script", "sbatch --wait -N2 --export=NONE --wrap 'DUMP'"
     ),
     Scenario(
