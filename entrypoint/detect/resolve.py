@@ -353,7 +353,7 @@ def _check_hosts(env: Environment, job: Job, task: Task) -> None:
             raise MusterError(
                 f"the step runs on {strangers[0]}, which is no node of the job: variables of two jobs are mixed",
                 seen=f"{source}, {job.sources['hosts']}",
-                fix="unset MUSTER_HOSTS" if "MUSTER_HOSTS" in env else "start it in a shell or script of one job",
+                fix="unset MUSTER_HOSTS" if "MUSTER_HOSTS" in env else f"in a shell or script of one job: {job.launch}",
             )
     # A host name that differs from the scheduler's is common (aliases, suffixes). One that belongs to another node of
     # the same job is not: then these variables were made for a process over there.

@@ -154,9 +154,11 @@ def test_a_job_submitted_inside_a_step_on_another_node_is_no_task_of_that_step()
     """As in `srun --pty bash`, and there `sbatch job.sh`: the script keeps the step's variables."""
     script = recording.load(FOLDERS / "slurm_own" / "sbatch_in_step_elsewhere.node02.0.env")
     assert detect(replace(script, variables={**script, "SLURM_TASKS_PER_NODE": "8"})).launcher == "local"
-    # On a host whose place is not known it may be a task of `srun --jobid` in another job's shell.
-    with pytest.raises(MusterError, match="variables of two jobs are mixed"):
-        detect(replace(script, host="login"))
+    # On the step's host it may be the shell of a salloc typed there, or a task of another job's `srun --jobid`.
+    with pytest.raises(MusterError, match="variables of two jobs are mixed") as refusal:
+        detect(replace(script, host="node01"))
+    line = "srun --nodes=1 --ntasks=1 --ntasks-per-node=1 train ddp"
+    assert refusal.value.fix == f"in a shell or script of one job: {line}"
 
 
 @pytest.mark.parametrize(
