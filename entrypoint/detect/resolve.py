@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from muster.entrypoint import resources
-from muster.entrypoint.detect import families, hostlist, kubernetes, manual, traces
+from muster.entrypoint.detect import families, hostlist, manual, traces
 from muster.entrypoint.detect.allocation import NO_SCHEDULER, Allocation, Job, Task, with_command
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
@@ -50,6 +50,8 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
     try:
         job, rejected = families.find_job(env)
     except MusterError as refusal:
+        from muster.entrypoint.detect import kubernetes
+
         # Where the user has done what it asks for already, as in a pod that was told WORLD_SIZE=8 and no more.
         if not is_by_hand or kubernetes.FIX not in refusal.fix:
             raise

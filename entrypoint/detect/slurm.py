@@ -162,7 +162,7 @@ def task(env: Environment, job: Job) -> Task | None:
     if (step := read.identifier("SLURM_STEP_ID", "launcher")) >= FIRST_RESERVED_STEP:
         return None
     listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
-    # The script of a job that was submitted inside a step of another one, on nodes that this job has not.
+    # This is the script of a job that was submitted inside a step of another job: the step is that one's.
     in_job = read.hosts("SLURM_JOB_NODELIST") if "SLURM_JOB_NODELIST" in env else listed
     is_apart = {short(host) for host in listed}.isdisjoint(map(short, in_job))
     if is_apart and places == {"0"} and read.own_index(in_job, read.seen("SLURM_JOB_NODELIST")) is not None:
