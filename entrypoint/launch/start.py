@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import launch as fabric
 from muster.entrypoint.launch import driver, frameworks, home, job, torchrun
-from muster.entrypoint.launch.program import Additions, Launch, Program, where_unset
+from muster.entrypoint.launch.program import Additions, Folder, Launch, Program, where_unset
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import address, network
 from muster.entrypoint.rendezvous.address import Rendezvous
@@ -236,9 +236,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
         context.of_site,
     ]
     if options.debug_distributed:
-        from muster.entrypoint.launch import debugging
-
-        parts.append(debugging.find(env, rendezvous.rdzv_id, has_gpus=allocation.gpus_seen > 0))
+        parts.append(debug_settings(env, rendezvous.rdzv_id, has_gpus=allocation.gpus_seen > 0))
     return Launch(tuple(argv), Additions.merged(parts), hears=program.is_ours or torchrun.AGENT in argv)
 
 
@@ -396,6 +394,42 @@ def for_ours(context: Context, typed: Sequence[str]) -> dict[str, str]:
         LaunchVariable.SCHEDULER_END_TIME: allocation.job.end_time,
     }
     return {name: str(value) for name, value in variables.items() if value is not None}
+
+
+def debug_settings(env: Mapping[str, str], rdzv_id: str, *, has_gpus: bool) -> Additions:
+    """What `--debug-distributed` sets: the variables by which torch and NCCL tell what they do, unless the user has.
+
+    What is written to files goes to one folder for all nodes. Sources, of what each does:
+        TORCH_DISTRIBUTED_DEBUG, TORCH_CPP_LOG_LEVEL: https://docs.pytorch.org/docs/stable/distributed.html
+        TORCH_LOGS: https://docs.pytorch.org/docs/stable/logging.html
+        TORCH_NCCL_*: https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
+        TORCH_FR_*: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
+        NCCL_DEBUG*: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    """
+    folder = Path.cwd() / "runs" / f"debug-{re.sub(r'[^A-Za-z0-9._-]+', '-', rdzv_id).strip('.-')}"
+    # NCCL reads % in the file's name.
+    logs = f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"
+    wanted = {
+        # DETAIL: the ranks compare each collective before it runs, and the first that differs is an error and no hang.
+        # Over gloo DistributedDataParallel crashes with it as it is made (torch 2.10 and 2.15: SIGSEGV, seen by us).
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if has_gpus else "INFO",
+        "TORCH_LOGS": "distributed",
+        # With INFO, and DETAIL, every call of a store is a line, and the agents ask theirs each second.
+        "TORCH_CPP_LOG_LEVEL": "WARNING",
+        # How many collectives the flight recorder keeps of each rank; 2000 by default.
+        "TORCH_FR_BUFFER_SIZE": "20000",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/flight_rank_",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DESYNC_DEBUG": "1",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV",
+        "NCCL_DEBUG_FILE": logs,
+    }
+    found = where_unset(wanted, env)
+    where = f"--debug-distributed: what NCCL says, and what the flight recorder keeps, goes to {folder}"
+    # NCCL does not make it.
+    made = Folder(folder, "--debug-distributed writes files: start in a folder that you may write to")
+    return Additions(found.variables, (where, *found.notes), folders=(made,))
 
 
 def _init(env: Environment) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 
 from muster.check.bench import collectives
 from muster.check.bench.collectives import ALL, BY_NAME, ELEMENT, Collective, WrongValues
-from muster.check.bench.report import wrong_values
+from muster.check.bench.run import wrong_values
 from muster.train.distributed.world import World
 
 PART = 1021

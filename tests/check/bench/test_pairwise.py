@@ -9,7 +9,7 @@ import pytest
 
 from muster.check.bench import pairwise
 from muster.check.bench.pairwise import Row
-from muster.check.bench.report import verdict_of_pairs
+from muster.check.bench.run import verdict_of_pairs
 from muster.check.bench.transport import Transport
 from muster.errors import MusterError
 

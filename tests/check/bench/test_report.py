@@ -12,7 +12,7 @@ import pytest
 from muster.check.bench import pairwise
 from muster.check.bench.baseline import Baseline, Kept, Setting
 from muster.check.bench.collectives import WrongValues
-from muster.check.bench.report import Report
+from muster.check.bench.run import Report
 from muster.check.bench.sweep import Row, Sweep, Timing
 from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions

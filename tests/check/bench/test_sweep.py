@@ -5,7 +5,7 @@ import torch
 
 from muster.check.bench import sweep
 from muster.check.bench.collectives import ALL, BARRIER, WrongValues
-from muster.check.bench.report import HEADER, line, table
+from muster.check.bench.run import HEADER, line, table
 from muster.check.bench.sweep import Row, Sweep, Timing
 from muster.check.options import BenchOptions
 from muster.train.distributed.world import World

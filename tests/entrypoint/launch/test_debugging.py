@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.launch import debugging
+from muster.entrypoint.launch import start
 from muster.errors import MusterError
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -17,7 +17,7 @@ def test_all_of_it_is_set_and_nothing_of_the_users(tmp_path: Path, monkeypatch: 
     work = tmp_path / "work 100%"
     work.mkdir()
     monkeypatch.chdir(work)
-    found = debugging.find({"NCCL_DEBUG": "WARN"}, "9.0", has_gpus=True)
+    found = start.debug_settings({"NCCL_DEBUG": "WARN"}, "9.0", has_gpus=True)
     assert found.variables["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert found.variables["NCCL_DEBUG_FILE"] == f"{tmp_path}/work 100%%/runs/debug-9.0/nccl.%h.%p.log"
     assert found.variables["TORCH_FR_DUMP_TEMP_FILE"].startswith(f"{work}/runs/debug-9.0/")
@@ -27,12 +27,12 @@ def test_all_of_it_is_set_and_nothing_of_the_users(tmp_path: Path, monkeypatch: 
 
 
 def test_what_crashes_over_gloo_is_not_asked_for() -> None:
-    assert debugging.find({}, "1", has_gpus=False).variables["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
+    assert start.debug_settings({}, "1", has_gpus=False).variables["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
 
 
 def test_the_folder_stays_below_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (folder,) = debugging.find({}, "../a b", has_gpus=False).folders
+    (folder,) = start.debug_settings({}, "../a b", has_gpus=False).folders
     assert folder.path == tmp_path / "runs" / "debug-a-b"
     for _ in range(2):  # the ranks of a node share it
         folder.make()
@@ -42,7 +42,7 @@ def test_the_folder_stays_below_this_one(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").touch()
-    (folder,) = debugging.find({}, "1", has_gpus=False).folders
+    (folder,) = start.debug_settings({}, "1", has_gpus=False).folders
     with pytest.raises(MusterError, match="can't be made"):
         folder.make()
 
