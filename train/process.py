@@ -19,7 +19,6 @@ from muster.train.checkpoint import run_directory
 from muster.train.distributed.backends import backend_for, compare_devices, compare_fabrics, open_group
 from muster.train.distributed.world import HashStore, World, close_group, connect, device_for, read_environment
 from muster.train.health import faults, memory
-from muster.train.health.faults import Fault, SharedFault, agree
 from muster.train.health.heartbeat import SILENT_S, Heartbeat, report_lost_store
 from muster.train.health.parent import Guard
 from muster.train.reporting import console
@@ -80,8 +79,8 @@ class Process:
             code, wrong = ExitCode.FAILED, f"{type(error).__name__}: {error}"
             if isinstance(error, KeyboardInterrupt):
                 code, wrong = ExitCode.INTERRUPTED, "it was interrupted"
-        if not isinstance(error, SharedFault):
-            fault = Fault(self.world.rank, self.world.host, code, wrong.partition("\n")[0])
+        if not isinstance(error, faults.SharedFault):
+            fault = faults.Fault(self.world.rank, self.world.host, code, wrong.partition("\n")[0])
             fault = faults.publish(self.world, fault, self.world.store)
             if (fault.rank != self.world.rank or self.world.status.end_reported) and not DEBUG:
                 # That rank, or this one's heartbeat, has said what is wrong. Another host, which may have a terminal of
@@ -93,7 +92,7 @@ class Process:
             console.log_line("interrupted")
         elif DEBUG or not isinstance(error, MusterError):
             console.notify(trace)
-        elif not isinstance(error, SharedFault) or self.world.main or console.has_terminal(self.world):
+        elif not isinstance(error, faults.SharedFault) or self.world.main or console.has_terminal(self.world):
             console.notify(str(error))
         if isinstance(error, MusterError):
             console.report_to_agent(RankReport.ERROR_SHOWN)
@@ -118,23 +117,23 @@ class Process:
 
 def meet(world: World, strategy: str, options: Options) -> World:
     """`world` with its devices, its process group started."""
-    agree(world, lambda: check_same_start(world, strategy, options))
+    faults.agree(world, lambda: check_same_start(world, strategy, options))
     if options.preflight:
         from muster.check.doctor.run import preflight  # here and not above: most runs do without
 
         preflight(world, options.device, options.runs_dir)
-    device = agree(world, lambda: device_for(world, options.device, share_gpus=options.share_gpus))
+    device = faults.agree(world, lambda: device_for(world, options.device, share_gpus=options.share_gpus))
     world = replace(world, device=device, waits=Stopwatch(device, is_counting=False))
     compare_devices(world, share_gpus=options.share_gpus)
     local_world_size = world.local_world_size or world.hosts.count(world.host)
-    backend = agree(world, lambda: backend_for(options.backend, device, strategy, share_gpus=options.share_gpus))
+    backend = faults.agree(world, lambda: backend_for(options.backend, device, strategy, share_gpus=options.share_gpus))
     if backend == "nccl" and options.cpu_offload:
         backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
     has_group = world.world_size > 1 or options.single_rank_group
     world = replace(world, backend=backend if has_group else None, local_world_size=local_world_size)
     if "nccl" in (world.backend or ""):
         compare_fabrics(world)
-    agree(world, lambda: open_group(world, has_powersgd=options.comm_hook == "powersgd"))
+    faults.agree(world, lambda: open_group(world, has_powersgd=options.comm_hook == "powersgd"))
     return world
 
 

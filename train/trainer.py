@@ -19,21 +19,17 @@ from muster.paths import content_of
 from muster.train import compilation, data, models, optim, parallel
 from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete, saved
 from muster.train.checkpoint.run_directory import differences, restore, share_run
-from muster.train.compilation import compile_loss, uncompiled
 from muster.train.data.loader import Tensors, count_cores, open_batches
 from muster.train.data.sampler import TrainSampler, reseed, seed_of
 from muster.train.distributed.world import CHECKPOINT, COMPUTING, DATA, ENDING, VALIDATION, World, to_device
 from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
-from muster.train.health.preemption import GracePeriod, Preempted, PreemptionNotice, TimeLimit
-from muster.train.optim import choose_precision, highest_lr
 from muster.train.parallel.strategy import Sums, send_as_one
 from muster.train.reporting import console, trackers
 from muster.train.reporting.display import Display, header, promised_gpus
 from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.profile import Profile
 from muster.train.reporting.summary import Log, Setup, collect, command, results, strict_json, write_file
-from muster.train.reporting.trackers import Tracker
 from muster.units import plural
 from muster.variables import RankReport
 
@@ -69,10 +65,10 @@ class Trainer:
         self.given, self.options = options, options.settled()
         self.world = world
         self.progress = Progress()
-        self.notice, self.grace = PreemptionNotice(), GracePeriod(math.inf, "not known")
+        self.notice, self.grace = preemption.PreemptionNotice(), preemption.GracePeriod(math.inf, "not known")
         self.limit_notes: list[str] = []
         self.log: Log | None = None
-        self.tracker: Tracker | None = None
+        self.tracker: trackers.Tracker | None = None
         self.saved_step: int | None = None
         self.warned = self.is_due = False
 
@@ -91,7 +87,7 @@ class Trainer:
         options, world = self.options, self.world
         clock = os.environ if world.main else {}
 
-        def check_all() -> TimeLimit | None:
+        def check_all() -> preemption.TimeLimit | None:
             config.check(self.name, options)
             self.strategy = parallel.load(self.name, world, options)
             compilation.check(options, world.device)
@@ -102,7 +98,7 @@ class Trainer:
             return time_limit
 
         time_limit = agree(world, check_all)
-        self.notice = PreemptionNotice(time_limit, preemption.ignored_until(os.environ))
+        self.notice = preemption.PreemptionNotice(time_limit, preemption.ignored_until(os.environ))
         self.world = self.strategy.world = self.strategy.assign_data()
 
     def open_data(self) -> None:
@@ -117,7 +113,7 @@ class Trainer:
     def build_model(self) -> None:
         """Builds the model as one process has it: on each rank with the same weights, or with none yet."""
         options, world, source = self.options, self.world, self.source
-        self.precision = choose_precision(options, world)
+        self.precision = optim.choose_precision(options, world)
         choose_kernels(options, world)
         torch.manual_seed(seed_of(options.seed, "weights"))
         self.model = agree(world, lambda: models.build(options, source.num_classes, source.size))
@@ -220,7 +216,7 @@ class Trainer:
                 self.train.close()
                 self.valid.close()
             if self.warned and not is_complete(progress, options):
-                raise Preempted(progress.step, self.notice.reason)
+                raise preemption.Preempted(progress.step, self.notice.reason)
             summary = self.summarize()
         self.display.summary(summary)
 
@@ -234,7 +230,7 @@ class Trainer:
             has_one = json.loads(content_of(self.run.folder / "summary.json"))["step"] == step
         return self.world.gather(has_one)[0]
 
-    def open_tracker(self) -> Tracker:
+    def open_tracker(self) -> trackers.Tracker:
         """Opens the tracker that rank 0 sends the numbers of metrics.jsonl to."""
         kind = self.options.track if self.world.main else "none"
         place = self.run.folder, self.progress.step, self.settings
@@ -249,12 +245,12 @@ class Trainer:
         self.gradients = self.strategy.gradients(self.model)
         self.gradients.autocast = self.precision.autocast(world.device)
         self.gradients.smoothing = options.label_smoothing
-        compile_loss(self.gradients, options)
+        compilation.compile_loss(self.gradients, options)
         self.num_steps, self.lr_ahead, self.lr_start = extent(options, progress, self.sampler)
         if options.max_steps is not None and self.num_steps < options.max_steps:
             ends = f"--epochs={options.epochs} ends this run after {plural(self.num_steps, 'step')}"
             self.display.note(f"{ends}, before --max-steps={options.max_steps}")
-        self.highest_lr = highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
+        self.highest_lr = optim.highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
         self.times.waits = world.waits
         if options.profile:
             # Hooks that name a layer would have a compiled model compiled again.
@@ -276,7 +272,7 @@ class Trainer:
             epoch = progress.epoch
             self.train_epoch()
             own = self.average_statistics()
-            with uncompiled(self.options):
+            with compilation.uncompiled(self.options):
                 valid = None if self.warned else self.evaluate()
             if valid is None:
                 # There may be no time to validate. Who goes on does, when the epoch is complete.
@@ -532,7 +528,7 @@ class Trainer:
             too_long = self.grace.note(seconds, self.times.seconds[-1] if self.times.seconds else 0.0)
             if too_long is not None:
                 self.display.note(too_long)
-                self.grace = GracePeriod(math.inf, "said once")
+                self.grace = preemption.GracePeriod(math.inf, "said once")
 
     def record(self, values: dict[str, Any]) -> None:
         """Writes a line of metrics.jsonl, on rank 0."""

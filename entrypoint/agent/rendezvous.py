@@ -16,13 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
@@ -62,12 +57,12 @@ def timeout_s(arguments: argparse.Namespace) -> int:
     return int(match[1]) if match else 600  # torchrun's own default
 
 
-def handler_of(arguments: argparse.Namespace, config: Any) -> RendezvousHandler:
+def handler_of(arguments: argparse.Namespace, config: Any) -> rendezvous.RendezvousHandler:
     """How this node meets the others, by torchrun's `arguments` and the configuration that torch makes of them."""
     if arguments.rdzv_backend == "static":
         node = (*endpoint_of(arguments), arguments.node_rank, config.max_nodes)
         return StaticNodes(*node, config.run_id, timeout_s(arguments))
-    parameters = RendezvousParameters(
+    parameters = rendezvous.RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
         run_id=config.run_id,
@@ -94,7 +89,7 @@ class StaticNodes(StaticTCPRendezvous):
     Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
     """
 
-    def next_rendezvous(self) -> RendezvousInfo:
+    def next_rendezvous(self) -> rendezvous.RendezvousInfo:
         """The store of all nodes, once they have come.
 
         Raises:
@@ -195,10 +190,10 @@ class Backend(C10dRendezvousBackend):
                 self._is_lost = True
                 if not isinstance(error, TimeoutError):
                     raise
-        raise RendezvousConnectionError("the store does not answer")
+        raise rendezvous.RendezvousConnectionError("the store does not answer")
 
 
-def launch_id(handler: RendezvousHandler, store: Any) -> str:
+def launch_id(handler: rendezvous.RendezvousHandler, store: Any) -> str:
     """An id that the agents of a launch agree on by the `store` of their first meeting.
 
     Empty where no node starts its ranks again.

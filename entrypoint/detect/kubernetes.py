@@ -20,7 +20,6 @@ from dataclasses import replace
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Task
-from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
@@ -118,7 +117,7 @@ def _counted(read: Reader, name: str) -> Task:
     is_one = len(set(ranks.values())) == 1 and rank < num_pods
     read.agree(is_one, "the variables disagree on which pod of the job this is", *shown)
     world_size = read.optional("WORLD_SIZE")
-    per_pod = whole_number(env.get("PET_NPROC_PER_NODE") or env.get("GPUS_PER_NODE", "1")) or 1
+    per_pod = hostlist.whole_number(env.get("PET_NPROC_PER_NODE") or env.get("GPUS_PER_NODE", "1")) or 1
     # Newer operators count processes in WORLD_SIZE, as far as their number is given, as users do beside an NNODES.
     is_size = world_size in (None, num_pods, num_pods * per_pod)
     read.agree(is_size, "the variables disagree on the number of pods", *shown)
@@ -133,10 +132,10 @@ def _rank_by_name(env: Environment) -> int | None:
     """The rank that a pod's name stands for: JOB-master-0, JOB-worker-0, JOB-worker-1...; LEADER, LEADER-1..."""
     base, _, number = (env.host or "").rpartition("-")
     if leader := env.get("LWS_LEADER_ADDRESS", "").partition(".")[0]:
-        return 0 if env.host == leader else whole_number(number) if base == leader else None
+        return 0 if env.host == leader else hostlist.whole_number(number) if base == leader else None
     job = env.get("MASTER_ADDR", "").partition(".")[0].removesuffix("-master-0")
     first = {f"{job}-master": 0, f"{job}-worker": 1}.get(base) if job else None
-    index = whole_number(number)
+    index = hostlist.whole_number(number)
     return None if first is None or index is None else first + index
 
 

@@ -31,7 +31,6 @@ from typing import NamedTuple
 
 from muster.entrypoint.detect import hostlist
 from muster.entrypoint.detect.allocation import Job, Rejected, Task
-from muster.entrypoint.detect.hostlist import MAX_COUNT
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.rendezvous import network
@@ -103,9 +102,9 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
     # The least and the most of what mpirun repeats. Other versions leave some of them out.
     repeated = {
         "PMIX_RANK": (ranks.rank, ranks.rank),
-        "OMPI_COMM_WORLD_NODE_RANK": (ranks.local_rank, MAX_COUNT),
+        "OMPI_COMM_WORLD_NODE_RANK": (ranks.local_rank, hostlist.MAX_COUNT),
         "OMPI_MCA_orte_ess_num_procs": (ranks.size, ranks.size),
-        "OMPI_MCA_orte_num_nodes": (ranks.num_nodes, MAX_COUNT),
+        "OMPI_MCA_orte_num_nodes": (ranks.num_nodes, hostlist.MAX_COUNT),
     }
     fits = all(least <= read.number(name) <= most for name, (least, most) in repeated.items() if env.get(name))
     wrong = "Open MPI's variables contradict each other, or the nodes have different numbers of processes"

@@ -28,7 +28,6 @@ from typing import Any
 
 from muster.entrypoint.detect import hostlist, mpi, pbs
 from muster.entrypoint.detect.allocation import Job, Rejected, Task
-from muster.entrypoint.detect.hostlist import MAX_COUNT
 from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
@@ -160,7 +159,7 @@ def parse_apinfo(data: bytes) -> tuple[tuple[str, ...], tuple[tuple[int, int], .
 def _records(data: bytes, layout: struct.Struct, size: int, offset: int, count: int) -> list[tuple[Any, ...]]:
     """The records of one table; they may be longer than what is known of them."""
     is_inside = size >= layout.size and offset >= _HEADER.size and offset + size * count <= len(data)
-    if not (1 <= count <= MAX_COUNT and is_inside):
+    if not (1 <= count <= hostlist.MAX_COUNT and is_inside):
         raise ValueError(f"{count} records of {size} bytes at {offset} do not fit into {len(data)} bytes")
     return [layout.unpack_from(data, offset + size * index) for index in range(count)]
 

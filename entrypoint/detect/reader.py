@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from muster.entrypoint.detect import hostlist
-from muster.entrypoint.detect.hostlist import MAX_COUNT, MAX_ID, whole_number
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
@@ -35,13 +34,13 @@ class Reader:
         self.fix = fix
         self.sources: dict[str, str] = {}
 
-    def number(self, name: str, field: str | None = None, *, most: int = MAX_COUNT) -> int:
+    def number(self, name: str, field: str | None = None, *, most: int = hostlist.MAX_COUNT) -> int:
         """The value of `name`, a whole number from 0 to `most`.
 
         Raises:
             MusterError: it is missing, empty or something else.
         """
-        if (found := whole_number(self._value(name), most)) is None:
+        if (found := hostlist.whole_number(self._value(name), most)) is None:
             raise self.error(f"{name} is no number from 0 to {most}", name)
         if field:
             self.sources[field] = f"{name}={self.env[name]}"
@@ -49,7 +48,7 @@ class Reader:
 
     def identifier(self, name: str, field: str | None = None) -> int:
         """As `number`, for the number by which a scheduler calls a job or a step."""
-        return self.number(name, field, most=MAX_ID)
+        return self.number(name, field, most=hostlist.MAX_ID)
 
     def optional(self, name: str, field: str | None = None) -> int | None:
         """As `number`, or None without the variable."""
@@ -88,7 +87,7 @@ class Reader:
         """
         slots: dict[str, int] = {}
         for host, count in pairs:
-            number = whole_number(count)
+            number = hostlist.whole_number(count)
             if number is None or not hostlist.is_name(host):
                 raise self.error(f"{wrong} holds {host[:60]!r} with {count[:20]!r} processes", *names)
             slots[host] = slots.get(host, 0) + number

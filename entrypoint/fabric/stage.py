@@ -20,26 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muster.entrypoint.container import assignment
-from muster.entrypoint.fabric import FABRIC_ROOT, Need
-from muster.entrypoint.fabric.find import (
-    Finding,
-    HostLibraries,
-    HostRoot,
-    Library,
-    NetPlugin,
-    is_name,
-    net_plugin,
-    values,
-)
-from muster.entrypoint.fabric.proof import (
-    FIX_FOLDER,
-    Closure,
-    Image,
-    Refusal,
-    never_leaves_host,
-    on_path,
-    temporary_folder,
-)
+from muster.entrypoint.fabric import FABRIC_ROOT, Need, find, proof
 from muster.entrypoint.launch.program import Additions, Folder, where_unset
 from muster.entrypoint.sites import profiles
 from muster.entrypoint.sites.schema import Context, Fabric, Fact, Libraries, Site, value_of
@@ -87,19 +68,19 @@ class FabricPlan:
         refusals: why not; then nothing is injected.
     """
 
-    finding: Finding
+    finding: find.Finding
     injected: tuple[Injected, ...] = ()
     plugin: str | None = None
     net: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     files: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[proof.Refusal, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def plan_without_host(
-    finding: Finding, profile: Fabric, context: Context, bound: Sequence[Path], site: Site | None = None
+    finding: find.Finding, profile: Fabric, context: Context, bound: Sequence[Path], site: Site | None = None
 ) -> FabricPlan:
     """What a job has where no host's root is mounted.
 
@@ -107,9 +88,9 @@ def plan_without_host(
         bound: the libraries that `muster fabric binds` put into the container; without any the image's own have to do.
     """
     libraries = {path.name: path for path in bound}
-    named = (*values(profile.libraries.plugins), "libnccl-net.so")
+    named = (*find.values(profile.libraries.plugins), "libnccl-net.so")
     plugin = next((name for name in named if name in libraries), None)
-    exported = net_plugin(libraries[plugin]) if plugin else NetPlugin()
+    exported = find.net_plugin(libraries[plugin]) if plugin else find.NetPlugin()
     return FabricPlan(
         finding,
         injected=tuple(Injected(name, str(path), finding.fabric, wins=True) for name, path in libraries.items()),
@@ -120,7 +101,7 @@ def plan_without_host(
 
 
 def make_plan(
-    finding: Finding, profile: Fabric, image: Image, context: Context, site: Site | None = None
+    finding: find.Finding, profile: Fabric, image: proof.Image, context: Context, site: Site | None = None
 ) -> FabricPlan:
     """What is to be injected, set and bound; with a reason to refuse, nothing of it.
 
@@ -131,11 +112,11 @@ def make_plan(
         MusterError: the loader can't be asked.
     """
     wanted = profiles.libraries(site, profile, context)
-    root = HostRoot(finding.root)
-    host = HostLibraries(root, values(wanted.search))
-    plugin = next((library for name in values(wanted.plugins) if (library := host.find(name))), None)
-    exported = net_plugin(root.path(plugin.path)) if plugin else NetPlugin()
-    found = Closure(host, image, plugin, wanted)
+    root = find.HostRoot(finding.root)
+    host = find.HostLibraries(root, find.values(wanted.search))
+    plugin = next((library for name in find.values(wanted.plugins) if (library := host.find(name))), None)
+    exported = find.net_plugin(root.path(plugin.path)) if plugin else find.NetPlugin()
+    found = proof.Closure(host, image, plugin, wanted)
     refusals = (*_refuse_plugin(plugin, profile, wanted, exported), *found.refusals)
     notes = tuple(dict.fromkeys([*finding.notes, *root.notes]))
     if refusals:
@@ -163,18 +144,20 @@ def make_plan(
     )
 
 
-def _refuse_plugin(plugin: Library | None, profile: Fabric, wanted: Libraries, exported: NetPlugin) -> list[Refusal]:
+def _refuse_plugin(
+    plugin: find.Library | None, profile: Fabric, wanted: Libraries, exported: find.NetPlugin
+) -> list[proof.Refusal]:
     """Why NCCL would fall back to TCP: no network plugin where the fabric needs one, or one that it would not open."""
-    names = values(wanted.plugins)
+    names = find.values(wanted.plugins)
     if plugin is None:
         # NCCL itself knows InfiniBand.
         if not names or profile.net is not None:
             return []
-        searched = ", ".join(values(wanted.search)) or "the loader's folders"
+        searched = ", ".join(find.values(wanted.search)) or "the loader's folders"
         wrong = f"the host has no network plugin of NCCL's for {profile.title}; looked in {searched}"
         fix = "load the site's module for aws-ofi-nccl, or name its folder in the site's profile: libraries.search"
-        return [Refusal(names[0], wrong, " or ".join(names), "NCCL", fix)]
-    if never_leaves_host(plugin.soname) or not is_name(plugin.soname):
+        return [proof.Refusal(names[0], wrong, " or ".join(names), "NCCL", fix)]
+    if proof.never_leaves_host(plugin.soname) or not find.is_name(plugin.soname):
         wrong = f"NCCL's network plugin calls itself {plugin.soname}, which never comes from the host"
         needs = "a soname of its own, such as libnccl-net.so"
     elif not set(exported.versions) & set(NCCL_PLUGINS):
@@ -184,10 +167,10 @@ def _refuse_plugin(plugin: Library | None, profile: Fabric, wanted: Libraries, e
     else:
         return []
     fix = "a plugin for this NCCL: ask the site for another build, or --fabric off"
-    return [Refusal(plugin.path, wrong, needs, "NCCL", fix)]
+    return [proof.Refusal(plugin.path, wrong, needs, "NCCL", fix)]
 
 
-def _existing(root: HostRoot, fact: Fact[tuple[str, ...]] | None, context: Context) -> tuple[str, ...]:
+def _existing(root: find.HostRoot, fact: Fact[tuple[str, ...]] | None, context: Context) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for pattern in (value_of(fact, context) or ()) for path in root.glob(pattern)))
 
 
@@ -201,7 +184,7 @@ def settings(plan: FabricPlan, env: Mapping[str, str], need: Need, folder: Path 
     forced: dict[str, str] = {}
     if plan.injected:
         winners = [each.soname for each in plan.injected if each.wins]
-        forced["LD_LIBRARY_PATH"] = on_path(folder, env.get("LD_LIBRARY_PATH", ""), winners)
+        forced["LD_LIBRARY_PATH"] = proof.on_path(folder, env.get("LD_LIBRARY_PATH", ""), winners)
         matches = [_PROVIDER.fullmatch(each.soname) for each in plan.injected]
         providers = [str(folder / match[1]) for match in matches if match]
         # Of the two names for the same thing libibverbs reads the older one first.
@@ -236,11 +219,11 @@ def link(plan: FabricPlan, env: Mapping[str, str], *, is_dry: bool = False) -> P
     targets = {each.soname: f"{root}{each.path}" for each in plan.injected}
     content = "\0".join(f"{name}\0{target}" for name, target in sorted(targets.items()))
     digest = hashlib.sha256(os.fsencode(content)).hexdigest()[:16]
-    folder = temporary_folder(env) / f"muster-fabric-{os.getuid()}" / digest
+    folder = proof.temporary_folder(env) / f"muster-fabric-{os.getuid()}" / digest
     if is_dry:
         return folder
-    Folder(folder.parent, FIX_FOLDER, is_private=True).make()
-    with explaining("no folder can be made for links to the host's libraries", seen=folder, fix=FIX_FOLDER):
+    Folder(folder.parent, proof.FIX_FOLDER, is_private=True).make()
+    with explaining("no folder can be made for links to the host's libraries", seen=folder, fix=proof.FIX_FOLDER):
         folder.mkdir(exist_ok=True)
         for name, target in targets.items():
             with suppress(FileExistsError):

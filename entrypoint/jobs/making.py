@@ -3,13 +3,11 @@
 from pathlib import Path
 
 from muster.entrypoint.jobs import kubernetes, script
-from muster.entrypoint.jobs.script import EXTENSIONS, Wanted
 from muster.entrypoint.sites import profiles, recognise
-from muster.entrypoint.sites.recognise import Recognised
 from muster.entrypoint.sites.schema import Site
 
 
-def make(name: str, wanted: Wanted, file: str | None = None) -> str:
+def make(name: str, wanted: script.Wanted, file: str | None = None) -> str:
     """The script, or the manifest, for the site of that name or file.
 
     Args:
@@ -25,7 +23,9 @@ def make(name: str, wanted: Wanted, file: str | None = None) -> str:
         site = profiles.load_site(name)
     # In a job the working directory may be another one.
     known = str(Path(name).absolute()) if "/" in name or name.endswith(".toml") else name
-    recognise.check(Recognised(known, f"refused in the profile {known}", site))
+    recognise.check(recognise.Recognised(known, f"refused in the profile {known}", site))
     if site.scheduler == "kubernetes":
         return kubernetes.make(known, site, wanted)
-    return script.script(known, site, wanted, file or f"{Path(name).stem}.{EXTENSIONS.get(site.scheduler, 'sh')}")
+    return script.script(
+        known, site, wanted, file or f"{Path(name).stem}.{script.EXTENSIONS.get(site.scheduler, 'sh')}"
+    )

@@ -15,7 +15,6 @@ import msgspec
 
 from muster.entrypoint.detect import families
 from muster.entrypoint.sites import recognise
-from muster.entrypoint.sites.recognise import VARIABLE
 from muster.entrypoint.sites.schema import MEANINGS, Context, Fabric, Libraries, Site, facts, holds, resolve
 from muster.errors import MusterError
 
@@ -160,7 +159,7 @@ def _wrong(key: str, text: str) -> str | None:
     if key == "launch.directives" and re.search(r"--gres\S*\bgpu\b|--gpus|(?<!-)-gpu\b|ngpus", text):
         return "asks for GPUs: launch.gpus does that, as in --gres=gpu:{gpus}"
     is_folder = key in _BINDS or key.startswith("caches.")
-    if is_folder and re.search(r"""^~|[$`"'\\;&|<>()*?!]""", VARIABLE.sub("", text)):
+    if is_folder and re.search(r"""^~|[$`"'\\;&|<>()*?!]""", recognise.VARIABLE.sub("", text)):
         return "is no plain folder: $NAME or ${NAME} may be in it, and nothing else that a shell would act on"
     if key in _BINDS and "," in text:
         return "has a comma, at which a container's command would take the rest for another folder"

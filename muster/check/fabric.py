@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 
 from muster import interruption
 from muster.check import versions
-from muster.check.versions import file_of
 from muster.errors import one_line
 from muster.variables import LaunchVariable
 
@@ -73,7 +72,7 @@ def plugin() -> Row:
             net = (ctypes.c_char_p.in_dll(library, table).value or b"").decode(errors="replace")
         except ValueError:
             continue
-        path = file_of(getattr(library, table)) or file
+        path = versions.file_of(getattr(library, table)) or file
         says = f"{path} is {net} ({table})"
         if wanted and wanted.lower() not in (net.lower(), *BUILT_IN):
             return Row("plugin", False, f"{says}, but NCCL_NET={wanted}", (net, path))
@@ -96,7 +95,7 @@ def providers() -> Row:
     text_of.argtypes, text_of.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_char_p
     each = ctypes.c_void_p()
     code = ask(version, None, None, 0, None, ctypes.byref(each))
-    about = f"{file_of(library.fi_version)}, version {version >> 16}.{version & 0xFFFF}"
+    about = f"{versions.file_of(library.fi_version)}, version {version >> 16}.{version & 0xFFFF}"
     wanted = PROVIDERS.get(os.environ.get(LaunchVariable.FABRIC_FOUND, ""))
     if code:
         why = os.strerror(abs(code)) if abs(code) < 200 else code
@@ -127,7 +126,7 @@ def verbs() -> Row:
     count = ctypes.c_int(0)
     found = get(ctypes.byref(count))
     names = [(name_of(found[index]) or b"").decode(errors="replace") for index in range(count.value)] if found else []
-    about = file_of(get)
+    about = versions.file_of(get)
     kernels = sorted(os.path.basename(path) for path in glob.glob("/sys/class/infiniband/*"))
     if names:
         return Row("verbs", True, f"{about}: {', '.join(names)}", tuple(names))

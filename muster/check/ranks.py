@@ -13,7 +13,6 @@ from muster.errors import ExitCode
 from muster.train.distributed.backends import backend_for, compare_devices
 from muster.train.distributed.world import World, connect, device_for, read_environment
 from muster.train.health import faults
-from muster.train.health.faults import agree
 from muster.train.reporting import console
 from muster.units import plural
 from muster.variables import RankReport
@@ -45,9 +44,9 @@ def with_device(world: World, wanted: str, backend: str = "auto") -> World:
             different kinds of devices.
     """
     kind = "cpu" if backend == "gloo" and wanted == "auto" else wanted
-    world = replace(world, device=agree(world, lambda: device_for(world, kind)))
+    world = replace(world, device=faults.agree(world, lambda: device_for(world, kind)))
     compare_devices(world)
-    return replace(world, backend=agree(world, lambda: backend_for(backend, world.device, "ddp")))
+    return replace(world, backend=faults.agree(world, lambda: backend_for(backend, world.device, "ddp")))
 
 
 def leads_host(world: World) -> bool:

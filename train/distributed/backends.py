@@ -11,7 +11,6 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import PrefixStore
 
 from muster.errors import MusterError
 from muster.train.distributed.world import World, silent_stdout
@@ -129,7 +128,7 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
             return
         dist.init_process_group(
             world.backend,
-            store=PrefixStore("group", world.store),
+            store=distributed_c10d.PrefixStore("group", world.store),
             rank=world.rank,
             world_size=world.world_size,
             timeout=timedelta(seconds=world.timeout_s),

@@ -14,14 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Replicate, Shard, parallel
 
 from muster.errors import MusterError
 from muster.train.distributed.world import World, open_mesh
@@ -102,28 +95,30 @@ def shard(model: gpt.GPT, group: DeviceMesh) -> "ShardedLogits | None":
     assert model.output is not None
     logits = ShardedLogits(group, model.output.out_features)
     are_sharded = logits.shard_size * (group.size() - 1) < model.output.out_features
-    gathered = PrepareModuleInput(input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),))
+    gathered = parallel.PrepareModuleInput(input_layouts=(SEQUENCE,), desired_input_layouts=(Replicate(),))
     layer = {
-        "attention_norm": SequenceParallel(),
+        "attention_norm": parallel.SequenceParallel(),
         "attention": gathered,
-        "attention.query": ColwiseParallel(),
-        "attention.key": ColwiseParallel(),
-        "attention.value": ColwiseParallel(),
-        "attention.out": RowwiseParallel(output_layouts=SEQUENCE),
-        "feed_forward_norm": SequenceParallel(),
+        "attention.query": parallel.ColwiseParallel(),
+        "attention.key": parallel.ColwiseParallel(),
+        "attention.value": parallel.ColwiseParallel(),
+        "attention.out": parallel.RowwiseParallel(output_layouts=SEQUENCE),
+        "feed_forward_norm": parallel.SequenceParallel(),
         "feed_forward": gathered,
-        "feed_forward.gate": ColwiseParallel(),
-        "feed_forward.up": ColwiseParallel(),
-        "feed_forward.down": RowwiseParallel(output_layouts=SEQUENCE),
+        "feed_forward.gate": parallel.ColwiseParallel(),
+        "feed_forward.up": parallel.ColwiseParallel(),
+        "feed_forward.down": parallel.RowwiseParallel(output_layouts=SEQUENCE),
     }
     ends = {
-        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE),
-        "norm": SequenceParallel(),
-        "output": ColwiseParallel(input_layouts=SEQUENCE, output_layouts=Shard(-1) if are_sharded else Replicate()),
+        "embed": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=SEQUENCE),
+        "norm": parallel.SequenceParallel(),
+        "output": parallel.ColwiseParallel(
+            input_layouts=SEQUENCE, output_layouts=Shard(-1) if are_sharded else Replicate()
+        ),
     }
     for part in model.layers.values():
-        parallelize_module(part, group, layer)  # type: ignore[arg-type]
-    parallelize_module(model, group, ends)  # type: ignore[arg-type]
+        parallel.parallelize_module(part, group, layer)  # type: ignore[arg-type]
+    parallel.parallelize_module(model, group, ends)  # type: ignore[arg-type]
     return logits if are_sharded else None
 
 

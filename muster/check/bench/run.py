@@ -22,17 +22,13 @@ from rich.text import Text
 
 from muster.check import ranks, versions
 from muster.check.bench import baseline, collectives, pairwise, transport
-from muster.check.bench.baseline import PASSES, Baseline, Setting
-from muster.check.bench.collectives import BY_NAME, ELEMENT, WrongValues, shown
 from muster.check.bench.sweep import NONE, Row, Sweep, bandwidth, chosen_sizes
-from muster.check.bench.transport import Transport
 from muster.check.options import BenchOptions
 from muster.errors import ExitCode, MusterError, one_line
 from muster.paths import installed
 from muster.train.distributed.backends import compare_fabrics, open_group
 from muster.train.distributed.world import RanksMissing, World, close_group
 from muster.train.health import faults, memory
-from muster.train.health.faults import Watch, agree
 from muster.train.reporting import console
 from muster.units import listed
 from muster.variables import LaunchVariable
@@ -51,16 +47,16 @@ def run(options: BenchOptions) -> None:
     world, sweep, doing = None, None, "the start"
     try:
         world = ranks.join(options.timeout_s)
-        watch = Watch(world)
+        watch = faults.Watch(world)
         world = ranks.with_device(world, options.device, options.backend)
-        names = agree(world, lambda: collectives.chosen(options.collectives))
-        sizes = agree(world, lambda: chosen_sizes(options, world.backend or ""))
-        setting = Setting.of(world)
+        names = faults.agree(world, lambda: collectives.chosen(options.collectives))
+        sizes = faults.agree(world, lambda: chosen_sizes(options, world.backend or ""))
+        setting = baseline.Setting.of(world)
         known = baseline.load(world, options, setting)
         if world.backend == "nccl":
             transport.request_log(os.environ)
             compare_fabrics(world)
-        agree(world, lambda: open_group(world))
+        faults.agree(world, lambda: open_group(world))
         report = Report(options, world, setting)
         if options.pairwise:
             doing = "the measurement of pairs of nodes"
@@ -82,16 +78,16 @@ def run(options: BenchOptions) -> None:
     ranks.leave(world, code)
 
 
-def measure(sweep: Sweep, known: Baseline | None) -> tuple[list[Row], Transport]:
+def measure(sweep: Sweep, known: baseline.Baseline | None) -> tuple[list[Row], transport.Transport]:
     """All rows, with as many passes as it takes to save them or to hold them against `known`; and what they used."""
     rows = sweep.rows()
     used = transport.used(sweep.world, sweep.options)
     if sweep.options.save_baseline is not None:
-        for _ in range(PASSES - 1):
+        for _ in range(baseline.PASSES - 1):
             rows = [sweep.again(row) if row.passes else row for row in rows]
-    for _ in range(PASSES):
+    for _ in range(baseline.PASSES):
         slow = baseline.find_slow(rows, known) if known else []
-        doubted = {(one.collective, one.size) for one in slow if one.num_passes < PASSES}
+        doubted = {(one.collective, one.size) for one in slow if one.num_passes < baseline.PASSES}
         # Only what is slow is measured again: it may have been something passing.
         rows = [sweep.again(row) if (row.collective, row.size) in doubted else row for row in rows]
     return rows, used
@@ -191,7 +187,7 @@ class Verdict:
         return ExitCode.FAILED if self.against else ExitCode.DONE
 
 
-def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: Transport) -> Verdict:
+def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: transport.Transport) -> Verdict:
     """The verdict on pairs of the nodes `hosts`, which are held against each other."""
     against = [*([used.error] if used.error else []), *pairwise.errors(rows)]
     if len(hosts) < 2:
@@ -206,14 +202,14 @@ def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: T
     return Verdict(against, says, is_sure=False)
 
 
-def wrong_values(faults: Sequence[WrongValues]) -> list[MusterError]:
+def wrong_values(faults: Sequence[collectives.WrongValues]) -> list[MusterError]:
     """The errors for wrong values: one for each collective and rank, with the smallest message."""
-    by_rank: dict[tuple[str, int], list[WrongValues]] = {}
+    by_rank: dict[tuple[str, int], list[collectives.WrongValues]] = {}
     for fault in sorted(faults, key=lambda each: each.size):
         by_rank.setdefault((fault.collective, fault.rank), []).append(fault)
     found: list[MusterError] = []
     for first, *others in by_rank.values():
-        sizes = listed((shown(fault.size) for fault in (first, *others)), 8)
+        sizes = listed((collectives.shown(fault.size) for fault in (first, *others)), 8)
         wrong = f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}"
         fix = (
             f"don't train here: try again without {first.host}; if it is that node's, its GPU, memory or network is "
@@ -232,9 +228,11 @@ class Report:
 
     options: BenchOptions
     world: World
-    setting: Setting
+    setting: baseline.Setting
 
-    def of_sweep(self, rows: Sequence[Row], sweep: Sweep, used: Transport, known: Baseline | None) -> int:
+    def of_sweep(
+        self, rows: Sequence[Row], sweep: Sweep, used: transport.Transport, known: baseline.Baseline | None
+    ) -> int:
         """Prints and writes what was measured; returns the exit code."""
         options = self.options
         slow = baseline.find_slow(rows, known) if known else []
@@ -274,7 +272,7 @@ class Report:
         self._conclude(verdict)
         return code
 
-    def of_pairs(self, rows: Sequence[pairwise.Row], used: Transport) -> int:
+    def of_pairs(self, rows: Sequence[pairwise.Row], used: transport.Transport) -> int:
         hosts = self.world.nodes
         verdict = verdict_of_pairs(rows, hosts, used)
         lines = ["", f"network: {used.says}", *used.notes]
@@ -322,7 +320,7 @@ class Report:
             "command": os.environ.get(LaunchVariable.COMMAND, ""),
         }
 
-    def _save(self, path: Path, rows: Sequence[Row], verdict: Verdict, used: Transport) -> None:
+    def _save(self, path: Path, rows: Sequence[Row], verdict: Verdict, used: transport.Transport) -> None:
         """Writes the baseline of a run that does not fail, and prints where."""
         line = f"{path} was not written: a run that fails is no baseline"
         if not verdict.against:
@@ -332,7 +330,7 @@ class Report:
         self._print(["", line])
 
 
-def table(rows: Sequence[Row], faults: Sequence[WrongValues]) -> str:
+def table(rows: Sequence[Row], faults: Sequence[collectives.WrongValues]) -> str:
     """A table of each collective as nccl-tests prints it, with the latencies behind its columns.
 
     Args:
@@ -360,8 +358,8 @@ def line(row: Row) -> str:
     middle, count, kind, redop, root = row.middle, 0, "none", "none", -1
     assert middle is not None
     if row.size:
-        collective = BY_NAME[row.collective]
-        count = row.size // ELEMENT // collective.num_parts(row.num_ranks)
+        collective = collectives.BY_NAME[row.collective]
+        count = row.size // collectives.ELEMENT // collective.num_parts(row.num_ranks)
         kind, redop, root = "float", "none" if collective.giver else "sum", collective.root
     mean, p50, p99 = (f"{each * 1e6:.1f}" for each in (middle.mean_s, middle.p50_s, middle.p99_s))
     wrong = NONE if row.num_wrong is None else row.num_wrong

@@ -21,7 +21,6 @@ from muster.check import ranks
 from muster.check.doctor import clock, collectives, gpus, memory, names, network, ports, software, storage
 from muster.check.doctor.finding import DIED, Finding, code_of, worst
 from muster.check.options import DoctorOptions
-from muster.check.ranks import STYLES, shape
 from muster.errors import ExitCode, MusterError, one_line
 from muster.train.distributed.world import RanksMissing, World
 from muster.train.health.faults import SharedFault
@@ -213,18 +212,18 @@ def print_all(screen: Console, report: Report, world: World | None) -> None:
     """The header, a row for each part, the findings, the verdict."""
     header = Text("muster doctor", style="bold")
     if world is not None and world.hosts:
-        header.append(f"  {shape(world)}\n               {one_line(listed(world.nodes))}", style="not bold")
+        header.append(f"  {ranks.shape(world)}\n               {one_line(listed(world.nodes))}", style="not bold")
     screen.print(header)
     if report.parts:
         screen.print(_table(report.parts))
     findings = report.findings
     for finding in findings[:MOST_SHOWN]:
         _, _, rest = str(finding).partition(":")
-        screen.print(Text.assemble((finding.level, STYLES[finding.level]), ":", rest))
+        screen.print(Text.assemble((finding.level, ranks.STYLES[finding.level]), ":", rest))
     if len(findings) > MOST_SHOWN:
         screen.print(Text(f"and {len(findings) - MOST_SHOWN} more: --json has them all", style="dim"))
     word = worst(findings)
-    screen.print(Text(f"{word}: {conclusion(findings)}", style=f"bold {STYLES[word]}"))
+    screen.print(Text(f"{word}: {conclusion(findings)}", style=f"bold {ranks.STYLES[word]}"))
 
 
 def _table(parts: Sequence[Part]) -> Table:
@@ -239,7 +238,7 @@ def _table(parts: Sequence[Part]) -> Table:
             hosts = listed(finding.host for finding in part.findings)
             more = f", and {len(part.findings) - 1} more" if len(part.findings) > 1 else ""
             answer = (f"{hosts}: " if hosts else "") + part.findings[0].wrong + more
-        table.add_row(Text(part.name), Text(word, style=STYLES[word]), Text(one_line(answer)))
+        table.add_row(Text(part.name), Text(word, style=ranks.STYLES[word]), Text(one_line(answer)))
     return table
 
 
