@@ -1,6 +1,7 @@
 """Tokens from a file or a folder: numbers that another program made of text, or any text as its bytes."""
 
 import os
+import re
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -28,8 +29,16 @@ NUM_BYTES = 256
 MOST_TOKENS = 1 << 20
 """Different tokens: no tokenizer has more. More, where the user gave no number, is a damaged file."""
 
+NUMBERS = (*TYPES, ".npy")
+HALF = re.compile(r"(|[^.].*[._-])(train|val|valid|validation|dev|test)(\..*|)")
+ENDS = (*NUMBERS, ".txt", ".raw", ".tokens", ".jsonl", "")
+"""Of the names that HALF fits, which say what trains and what validates: of files, and of folders of texts.
+
+Source: https://huggingface.co/docs/hub/datasets-file-names-and-splits
+"""
+
 RUN_FILES = ("checkpoints", "metrics.jsonl", "summary.json")
-HOLDS = "see that the file holds what its name says: " + ", ".join([*TYPES, ".npy"])
+HOLDS = "see that the file holds what its name says: " + ", ".join(NUMBERS)
 NO_TEXT = "the file is read as bytes, but holds zeros, as no text does: is it compressed, or of another format?"
 FIX_FILE = f"save the numbers as np.uint16 or np.uint32, or {HOLDS}"
 
@@ -93,17 +102,29 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def halves(folder: Path) -> tuple[Path, Path] | None:
-    """The folder's `train` and `val` files of tokens, where it has them; MusterError where numbers are in one alone."""
-    alone: list[Path] = []
-    for suffix in (*TYPES, ".npy", ".txt"):
-        names = (f"{half}{suffix}" for half in ("train", "val", "valid", "validation"))
-        present = [path for name in names if (path := folder / name).is_file()]
-        if len(present) > 1 and present[0].stem == "train":
-            return present[0], present[1]
-        alone += present if suffix != ".txt" else []
-    if alone:
-        fix = "give the folder both, train.bin and val.bin; or name the file itself, whose last tenth then validates"
-        raise MusterError("the folder has one of two files of tokens alone", seen=str(alone[0]), fix=fix)
+    """What trains and what validates in the folder, where names that are else alike say so.
+
+    Raises:
+        MusterError: one half of numbers, which are no text, is alone; or texts for tests would be trained on.
+    """
+    found: dict[tuple[str, str], dict[str, Path]] = {}
+    for path in sorted(folder.glob("*")):
+        match = HALF.fullmatch(path.name)
+        if match and match[3] in ENDS and path.is_dir() == (match[3] == ""):
+            half = match[2] if match[2] in ("train", "test") else "val"
+            found.setdefault((match[1], match[3]), {}).setdefault(half, path)
+    for start, end in sorted(found, key=lambda name: ENDS.index(name[1])):
+        parts = found[start, end]
+        if {"train", "val"} <= parts.keys():
+            return parts["train"], parts["val"]
+        is_mixed = {"train", "test"} <= parts.keys()
+        if is_mixed or (end in NUMBERS and parts.keys() != {"test"}):
+            one = parts.get("train") or parts["val"]
+            wrong = "the folder has one of two files of tokens alone"
+            wrong = "training and test data would be mixed" if is_mixed else wrong
+            both = f"give the folder both, {start}train{end} and {start}val{end}"
+            fix = f"{both}; or name one itself, --data=tokens:{one}, whose last tenth then validates"
+            raise MusterError(wrong, seen=", ".join(map(str, parts.values())), fix=fix)
     return None
 
 
@@ -129,12 +150,14 @@ def is_text(path: Path) -> bool:
     return len(head) > 0 and b"\0" not in head
 
 
-def read_folder(folder: Path) -> tuple[np.ndarray, int]:
-    """The bytes of all text files below `folder`, a zero after each; and how many other files there are.
+def read(place: Path) -> tuple[np.ndarray, int]:
+    """The tokens of a file; or the bytes of all text files below a folder, a zero after each, and how many others.
 
     Their order mixes the subfolders: the end of it validates.
     """
-    paths = sorted(files_below(folder), key=lambda path: blake2b(os.fsencode(path.relative_to(folder))).digest())
+    if not place.is_dir():
+        return map_file(place), 0
+    paths = sorted(files_below(place), key=lambda path: blake2b(os.fsencode(path.relative_to(place))).digest())
     texts = [path.read_bytes() + b"\0" for path in paths if is_text(path)]
     return np.frombuffer(b"".join(texts), np.uint8), len(paths) - len(texts)
 
@@ -158,7 +181,7 @@ def scan(options: Options) -> int:
 
 
 def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray, int]:
-    """The tokens that train, and those that validate: `train` and `val` files, or the last tenth validates.
+    """The tokens that train, and those that validate: the two `halves`, or the last tenth validates.
 
     The number is that of the files that were left out, as they are no text.
 
@@ -169,12 +192,12 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray, int]:
     seq_len = options.seq_len or shape_of(options.model).context
     if options.on_bad_sample == "skip":
         raise MusterError("tokens have no bad samples to skip", seen="--on-bad-sample=skip", fix="leave it out")
-    num_others = 0
     try:
         if pair := halves(path):
-            train, valid = map_file(pair[0]), map_file(pair[1])
+            (train, num_others), (valid, others) = map(read, pair)
+            num_others += others
         else:
-            tokens_N, num_others = read_folder(path) if path.is_dir() else (map_file(path), 0)
+            tokens_N, num_others = read(path)
             if path.is_dir() and not len(tokens_N):
                 fix = "a folder with texts, or with train.bin and val.bin; or the one file of tokens; links don't count"
                 raise MusterError("the folder holds no texts", seen=f"{seen} ({path})", fix=fix)
@@ -197,10 +220,12 @@ def open_source(options: Options, num_tokens: int) -> Source:
     seq_len = options.seq_len or shape_of(options.model).context
     path = Path(os.path.expanduser(options.data.partition(":")[2]))
     train, valid, num_others = open_parts(options)
-    pair, is_bytes = halves(path), path.is_file() and path.suffix not in (*TYPES, ".npy")
+    pair, is_bytes = halves(path), path.is_file() and path.suffix not in NUMBERS
     notes = [NO_TEXT] if is_bytes and not train[:8192].all() else []
     if num_others:
         notes += [f"{plural(num_others, 'file')} left out: links, empty files, and those with zero bytes, as of UTF-16"]
+    if pair:
+        notes.append(f"{pair[0].name} trains and {pair[1].name} validates, of {path}")
     train_name, valid_name = map(str, pair or (path, path))
     return Source(
         train=Tokens(train_name, train, seq_len, num_tokens, keep_rest=False),

@@ -119,13 +119,45 @@ def test_a_folder_with_two_halves(tmp_path):
     assert (len(source.train), source.num_valid_targets, source.num_classes) == (12, 59, 60)
 
 
-@pytest.mark.parametrize("name", ["val.txt", "valid.txt", "validation.txt", "validation.bin"])
-def test_the_text_that_validates_may_be_called_by_other_names(tmp_path, name):
-    for half, letter in ((f"train.{name.split('.')[1]}", b"a"), (name, b"b")):
-        (tmp_path / half).write_bytes(letter * 200)
+@pytest.mark.parametrize(
+    ("pattern", "half"),
+    [
+        *(("{}.txt", half) for half in ("val", "valid", "validation", "dev")),
+        *(("{}.bin", "validation"), ("wiki.{}.raw", "valid"), ("owt_{}.bin", "val"), ("{}/a/1.txt", "val")),
+    ],
+)
+def test_names_say_what_trains_and_what_validates(tmp_path, pattern, half):
+    for name, letter in (("train", b"a"), (half, b"b"), ("test", b"c")):
+        (path := tmp_path / pattern.format(name)).parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(letter * 200)
+    (tmp_path / "README.md").write_text("d" * 200)
     source = data.open_source(options(tmp_path))
-    assert {*bytes(source.train.tokens)} == {ord("a")}
-    assert {*bytes(source.valid.tokens)} == {ord("b")}
+    assert {*source.train.tokens.tobytes().strip(b"\0")} == {ord("a")}
+    assert {*source.valid.tokens.tobytes().strip(b"\0")} == {ord("b")}
+    (note,) = source.notes
+    top = pattern.partition("/")[0].format
+    assert f"{top('train')} trains and {top(half)} validates" in note
+
+
+@pytest.mark.parametrize("pattern", ["{}.txt", "wiki.{}.raw", "{}/a/1.txt"])
+def test_texts_for_tests_do_not_train(tmp_path, pattern):
+    for name in ("train", "test"):
+        (path := tmp_path / pattern.format(name)).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a text " * 20)
+    with pytest.raises(MusterError, match="training and test data would be mixed") as raised:
+        data.open_source(options(tmp_path))
+    top = tmp_path / pattern.partition("/")[0].format("train")
+    assert f"--data=tokens:{top}, whose last tenth" in raised.value.fix
+    assert data.open_source(options(top)).num_classes == 256
+
+
+def test_names_of_programs_and_of_stories_split_nothing(tmp_path):
+    for name in ("train.py", "test.py", "val.py", "train journey.txt", "test drive.txt", "constrain.txt", "val.md"):
+        (tmp_path / name).write_text(f"[{name}]" * 5)
+    source = data.open_source(options(tmp_path))
+    assert len(source.train.tokens) + len(source.valid.tokens) == sum(
+        path.stat().st_size + 1 for path in tmp_path.iterdir()
+    )
 
 
 @pytest.mark.parametrize("names", [["train.bin"], ["val.npy"], ["train.bin", "val.u16"]])
