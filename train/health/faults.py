@@ -165,7 +165,8 @@ def connection_lost(error: BaseException, world: World) -> MusterError:
     return MusterError(
         "the connection to another rank is lost: it failed before, or is cut off",
         seen=f"rank {world.rank} on {world.host}: {seen}",
-        fix="look which rank was ended by a signal, of which its node or the scheduler tells; --resume goes on",
+        fix="look which rank was ended by a signal, of which its node or the scheduler tells; "
+        f"{interruption.current.advice}",
         code=ExitCode.FAILED,
     )
 

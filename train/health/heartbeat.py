@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
-from muster.errors import RESUME, ExitCode, MusterError
+from muster import interruption
+from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import LEFT, World
 from muster.train.health import faults
 from muster.train.health.faults import Fault
@@ -154,7 +155,7 @@ def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[Muste
         f"{describe_ranks(ranks, monitor.last)} {wrong}",
         seen=f"last heard of in step {last.step + 1}, {last.phase}; rank {world.rank} on {world.host} listened",
         fix="look for what ended it (memory, its host? dmesg, the scheduler's accounting); where storage may stand "
-        f"still as long: --silence-timeout SECONDS; {RESUME}",
+        f"still as long: --silence-timeout SECONDS; {interruption.current.advice}",
         code=ExitCode.FAILED,
     )
     return error, Fault(first, last.host, ExitCode.FAILED, wrong)
@@ -177,7 +178,7 @@ def report_hung(
     error = MusterError(
         f"{who} {wrong}",
         seen=f"rank {first}: {at}; stacks of all ranks: {'standard error' if folder is None else folder.parent}",
-        fix=f"read its file there; where a step may take as long: --hang-timeout SECONDS; {RESUME}",
+        fix=f"read its file there; where a step may take as long: --hang-timeout SECONDS; {interruption.current.advice}",
         code=ExitCode.FAILED,
     )
     return error, Fault(first, last.host, ExitCode.FAILED, wrong)
@@ -189,7 +190,7 @@ def report_lost_store(world: World, seen: str) -> MusterError:
     return MusterError(
         f"rank {world.rank} on {world.host} lost the others: the store at {place} is gone",
         seen=seen,
-        fix=f"look on that host for what ended rank 0 or its agent; {RESUME}",
+        fix=f"look on that host for what ended rank 0 or its agent; {interruption.current.advice}",
         code=ExitCode.FAILED,
     )
 

@@ -13,7 +13,8 @@ from contextlib import suppress
 
 import psutil
 
-from muster.errors import RESUME, ExitCode, MusterError
+from muster import interruption
+from muster.errors import ExitCode, MusterError
 from muster.variables import LaunchVariable
 
 POLL_S = 1.0
@@ -41,7 +42,7 @@ class Guard:
         error = MusterError(
             f"rank {rank} on {socket.gethostname()} ends: {GONE}",
             seen=f"its parent was process {parent}, and is {os.getppid()}",
-            fix=f"look for what ended it (memory? dmesg, the scheduler's accounting); {RESUME}",
+            fix=f"look for what ended it (memory? dmesg, the scheduler's accounting); {interruption.current.advice}",
             code=ExitCode.FAILED,
         )
         if self.on_orphaned is not None:

@@ -218,6 +218,7 @@ def test_a_rank_that_is_killed_or_stopped_is_named(train, small, tmp_path, deed)
     assert "no sign of life" in line
     assert re.search(r"last heard of in step \d", ended[0].err)
     assert "the scheduler's accounting" in ended[0].err
+    assert "the same command starts it again" in ended[0].err  # there is no checkpoint yet
     assert "Traceback" not in ended[0].err + ended[2].err
     assert not ended[2].err or "rank 1 on" in ended[2].err
 
@@ -269,6 +270,7 @@ def test_a_rank_that_stands_still_is_named_with_its_place_and_stacks(train, smal
     stacks = [(folder / f"rank-{number}.stacks.txt").read_text() for number in range(world_size)]
     assert ["quite_stuck" in text for text in stacks] == [number == rank for number in range(world_size)]
     assert "quite_stuck" in ended[0].err
+    assert "the same command starts it again" in ended[0].err
 
 
 NEVER_CONNECTS = """
