@@ -11,6 +11,7 @@ import torchvision
 
 from muster.errors import MusterError
 from muster.train import checkpoint
+from muster.train.checkpoint import storage
 from muster.train.export import export, main
 from tests.train.comparing import DIGITS, save
 
@@ -99,6 +100,15 @@ def test_a_run_of_another_user_that_is_closed_is_told(tmp_path, request):
         with pytest.raises(MusterError, match=reason) as raised:
             export(given, Path("a.pt"))
         assert raised.value.seen == str(given)
+
+
+def test_a_newer_checkpoint_that_is_gone_is_told(tmp_path, capsys):
+    for step in (1, 2):
+        newest = save(tmp_path, {"model": {"w": torch.ones(3)}}, step=step, keep=2)
+    (newest / storage.INDEX).unlink()
+    path, _ = export(tmp_path, None)
+    assert path.name == "step-00000001"
+    assert "note: checkpoint step-00000002 is passed over: it is gone, or has no index" in capsys.readouterr().err
 
 
 def test_a_file_with_escape_codes_in_its_name_changes_no_terminal(tmp_path, monkeypatch, capsys):

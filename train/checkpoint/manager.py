@@ -324,15 +324,20 @@ def load_newest(run: Path) -> tuple[Path, State, list[str]]:
     Raises:
         MusterError: there are checkpoints, but all are damaged; or there is none.
     """
-    return first_whole(newest_first(run), load)
+    paths, notes = newest_first(run)
+    path, state, more = first_whole(paths, load)
+    return path, state, [*notes, *more]
 
 
-def newest_first(run: Path) -> list[Path]:
-    """What `saved` finds; MusterError where that is nothing."""
+def newest_first(run: Path) -> tuple[list[Path], list[str]]:
+    """What `saved` finds, and a note where a newer one can't be used; MusterError where there is none."""
     if not (paths := saved(run)):
         fix = "the folder of a run that has saved checkpoints/step-... in it; or begin a new run"
         raise MusterError("the run has no checkpoint", seen=str(run), fix=fix)
-    return paths
+    latest, notes = latest_of(run), list[str]()
+    if step_of(latest) > step_of(paths[0]):
+        notes.append(f"checkpoint {latest.name} is passed over: it is gone, or has no index")
+    return paths, notes
 
 
 def first_whole(paths: list[Path], read: Callable[[Path], Read]) -> tuple[Path, Read, list[str]]:

@@ -218,10 +218,7 @@ def with_newest(folder: Path) -> Run:
         MusterError: it has none.
     """
     checkpoint.put_back(folder)
-    run, latest = Run(folder, newest_first(folder)), latest_of(folder)
-    if step_of(latest) > step_of(run.candidates[0]):
-        run.notes.append(f"checkpoint {latest.name} is passed over: it is gone, or has no index")
-    return run
+    return Run(folder, *newest_first(folder))
 
 
 def new_folder(base: Path, *, explicit: bool) -> Path:
