@@ -178,7 +178,8 @@ def report_hung(
     error = MusterError(
         f"{who} {wrong}",
         seen=f"rank {first}: {at}; stacks of all ranks: {'standard error' if folder is None else folder.parent}",
-        fix=f"read its file there; where a step may take as long: --hang-timeout SECONDS; {interruption.current.advice}",
+        fix="read its file there; where a step may take as long: --hang-timeout SECONDS; "
+        f"{interruption.current.advice}",
         code=ExitCode.FAILED,
     )
     return error, Fault(first, last.host, ExitCode.FAILED, wrong)
