@@ -15,6 +15,7 @@ if __name__ == "__main__":
 import argparse
 import json
 import os
+import signal
 import socket
 import tempfile
 import time
@@ -214,9 +215,11 @@ def main() -> None:
     # On GPUs gradients are not added up exactly, and AdamW would make much of it.
     trainings = [steps for steps in STEPS if steps != "adamw" or device == "cpu"]
     with interruption.command(parser.prog), tempfile.TemporaryDirectory(prefix="selftest-") as name:
+        # As without this handler, but for the folder, which may lie in the memory of a node.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
             rows = make_rows(cases(num_ranks), trainings, Path(name), device, sys.stderr if asked.json else sys.stdout)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             processes.kill_descendants()
             raise
     passed = sum(row["passed"] for row in rows)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 import sys
 
 import pytest
@@ -114,6 +116,23 @@ def test_all_is_well(monkeypatch, capsys):
     assert (code, out.count("PASS")) == (0, len(cases(2)))
     # All cases take minutes: each is a line of its own, as soon as it has ended.
     assert len([line for line in [*out.splitlines(), *err.splitlines()] if line.startswith("PASS")]) >= len(cases(2))
+
+
+def test_sigterm_leaves_no_folder(monkeypatch, capsys):
+    folders = []
+
+    def ended(case, steps, folder):
+        folders.append(folder)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(selftest, "launch", ended)
+        assert exit_code(monkeypatch, "--ranks=2") == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(folders) == 1
+    assert not folders[0].exists()
 
 
 def on_gpus(monkeypatch, num_gpus):
