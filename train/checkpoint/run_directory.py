@@ -329,7 +329,7 @@ def refuse_second(path: Path, own: Writer) -> None:
         raise MusterError(
             "another training writes into this run's folder",
             seen=f"{path}: {text_of(path)[:400]}",
-            fix="wait for its end, or choose another --name",
+            fix=f"wait for its end, or choose another --name; in a copy of its folder, remove {path.name}",
         )
 
 

@@ -229,8 +229,9 @@ def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_pat
             monkeypatch.setattr(run_directory, "text_of", lambda path: "2" if "boot_id" in str(path) else read(path))
             monkeypatch.setattr(run_directory, "started", lambda pid: None if pid == other.pid else 1)
         for resume in (None, "auto"):
-            with pytest.raises(MusterError, match="another training writes"):
+            with pytest.raises(MusterError, match="another training writes") as raised:
                 choose_run(options(tmp_path, name="mine", resume=resume), "ddp")
+            assert "in a copy of its folder, remove .writer" in raised.value.fix
         # Ranks that are started again by the same launch go on at once.
         other.kill()
     assert choose_run(options(tmp_path, name="mine"), "ddp", "their launch").folder == runs / "mine"
