@@ -1,6 +1,7 @@
 """A folder of image files, one subfolder a class."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,14 +61,18 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
     present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
     if len(present) == 1:
         missing = next(half for half in halves if not os.path.isdir(half))
-        raise MusterError(f"the data folder has {present[0].name}/ but no {missing.name}/", seen=seen, fix=layout)
+        wrong = f"the data folder has {present[0].name}/ but no {missing.name}/"
+        fix = f"{layout}; or {present[0]} as FOLDER, of which a tenth validates; a class of this name needs another one"
+        raise MusterError(wrong, seen=seen, fix=fix)
     return present or [root]
 
 
 def refuse_mixed(names: dict[str, set[str]], seen: str, layout: str) -> None:
     """Raises MusterError where, by their words, one of `names` is of training data and another of validation data."""
     train = [name for name, words in names.items() if words & {"train", "training"}]
-    valid = [name for name in names if name not in train and names[name] & {"val", "valid", "validation", "test"}]
+    valid = [
+        name for name in names if name not in train and names[name] & {"val", "valid", "validation", "test", "testing"}
+    ]
     if train and valid:
         wrong, seen = "training and validation data would be mixed", f"{seen}, with {train[0]} and {valid[0]}"
         raise MusterError(wrong, seen=seen, fix=layout)
@@ -167,7 +172,10 @@ def find_images(root: Path, seen: str) -> Found:
         fix = f"give both the same subfolders below {root}"
         raise MusterError(f"train/ and {halves[1].name}/ don't have the same classes", seen=seen, fix=fix)
     if len(halves) == 1:
-        refuse_mixed({name: {name.lower()} for name in classes}, seen, LAYOUT)
+        # Halves differ in one word: training_set and test_set; classes may be an express train and a test tube.
+        words = {name: set(re.findall("[a-z]+", name.lower())) for name in classes}
+        common = set[str].intersection(*words.values())
+        refuse_mixed({name: own for name in classes if len(own := words[name] - common) == 1}, seen, LAYOUT)
     if len(classes) < 2:
         raise MusterError("one class alone can't be told from others", seen=f"classes: {classes[0]}", fix=LAYOUT)
     samples = [sample for _, half in found for sample in half]

@@ -244,7 +244,10 @@ def test_folders_that_hold_no_data(tmp_path, make_images):
     (empty / "dog").mkdir()
     assert "no images in class dog" in error(empty)
     assert "is a file" in error(empty / "a.jpg")
-    assert "no val/" in error(make_images(tmp_path / "half" / "train").parent)
+    alone = error(make_images(tmp_path / "half" / "train").parent)
+    assert "no val/" in alone
+    assert f"or {tmp_path / 'half' / 'train'} as FOLDER" in alone
+    assert "a class of this name" in alone
     assert "one class alone" in error(make_images(tmp_path / "one", classes=("cat",)))
     make_images(tmp_path / "two" / "train")
     make_images(tmp_path / "two" / "val", classes=("cat", "dog"))
@@ -261,7 +264,13 @@ def test_many_classes_without_images_are_told_in_a_line_that_can_be_read(tmp_pat
     assert ".jpg" in raised.value.fix  # and not .gif, which torchvision doesn't take either
 
 
-@pytest.mark.parametrize("halves", [("Train", "Val"), ("Training", "Test"), ("training", "validation")])
+@pytest.mark.parametrize(
+    "halves",
+    [
+        *(("Train", "Val"), ("Training", "Test"), ("training", "validation"), ("Training", "Testing")),
+        *(("training_set", "test_set"), ("seg_train", "seg_test")),
+    ],
+)
 def test_halves_under_other_names_are_no_classes(tmp_path, make_images, halves):
     """Each image would have the class Train or Val, and a training would look as if it succeeded."""
     for half in halves:
