@@ -96,8 +96,13 @@ def map_file(path: Path) -> np.ndarray:
     if (size := path.stat().st_size - start) % type_.itemsize:
         raise ValueError(f"its {size} bytes are no sequence of {type_.itemsize * 8} bit numbers")
     numbers_N = np.memmap(path, type_, mode="r", offset=start) if size > 0 else np.empty(0, type_)
-    if type_.itemsize == 2 and size > 100 and numbers_N[1:8192:2].max() < 16 and numbers_N[:8192:2].max() > 255:
-        raise ValueError("every second number is below 16, as where they have 32 bits: call such a file NAME.u32")
+    if type_.itemsize > 1 and size > 100:
+        # As wide ones lie in a file: the lower half before the upper one, which is 0 but for many different tokens.
+        low_N, high_N = numbers_N[:8192:2], numbers_N[1:8192:2]
+        if low_N.any() and not high_N.any() and not (type_.itemsize == 2 and low_N[1::2].any()):
+            raise ValueError("nearly all of it is 0, as where the numbers have 64 bits, which is np.array's default")
+        if type_.itemsize == 2 and high_N.max() < 16 and low_N.max() > (255 if high_N.any() else 0):
+            raise ValueError("every second number is below 16, as where they have 32 bits: call such a file NAME.u32")
     return numbers_N
 
 

@@ -66,12 +66,22 @@ def test_the_header_of_llm_c_is_no_text(tmp_path, magic, type_, more):
     assert len(data.open_source(options(tmp_path / "train.bin", **more)).train.tokens) == 90
 
 
-def test_numbers_of_32_bits_in_a_file_for_16_are_told(tmp_path):
+@pytest.mark.parametrize("numbers", [[70_000, 128_000, 5, *range(197)], [7, 65, 30] * 100])
+def test_numbers_of_32_bits_in_a_file_for_16_are_told(tmp_path, numbers):
     """Each second token would be the upper half of the one before: a loss that looks very good."""
-    numbers = [70_000, 128_000, 5, *range(197)]
     with pytest.raises(MusterError, match="32 bits"):
         data.open_source(options(write(tmp_path / "a.bin", numbers, "<u4")))
-    assert data.open_source(options(write(tmp_path / "a.u32", numbers, "<u4"))).num_classes == 128_001
+    assert data.open_source(options(write(tmp_path / "a.u32", numbers, "<u4"))).num_classes == max(numbers) + 1
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.u32"])
+@pytest.mark.parametrize("numbers", [[50_000, 128, 5, *range(197)], [7, 65, 30] * 100])
+def test_numbers_of_64_bits_are_told(tmp_path, name, numbers):
+    """As of `np.array(ids).tofile`: a file that is called .u32 then trained on a 0 after each token."""
+    with pytest.raises(MusterError, match="64 bits") as raised:
+        data.open_source(options(write(tmp_path / name, numbers, "<i8")))
+    assert "np.uint16 or np.uint32" in raised.value.fix
+    assert "NAME.u32" not in raised.value.wrong
 
 
 @pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4] * 40, [300, 20] * 100, [3, 50_000] * 100])
