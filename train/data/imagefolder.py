@@ -57,7 +57,9 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
     Raises:
         MusterError: it has one of the two.
     """
-    halves = [root / "train", root / ("valid" if os.path.isdir(root / "valid") else "val")]
+    # Without train/ it may be beside training/, of which is told as what would be mixed.
+    names = ("valid", "validation") if os.path.isdir(root / "train") else ("valid",)
+    halves = [root / "train", next((half for name in names if os.path.isdir(half := root / name)), root / "val")]
     present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
     if len(present) == 1:
         missing = next(half for half in halves if not os.path.isdir(half))

@@ -171,9 +171,10 @@ def test_one_folder_is_split(tmp_path, make_images):
     assert (len(source.train), len(source.valid), source.num_classes) == (18, 2, 2)
 
 
-def test_two_folders_are_taken_as_they_are(tmp_path, make_images):
+@pytest.mark.parametrize("half", ["val", "valid", "validation"])
+def test_two_folders_are_taken_as_they_are(tmp_path, make_images, half):
     make_images(tmp_path / "train", per_class=5)
-    make_images(tmp_path / "val", per_class=2)
+    make_images(tmp_path / half, per_class=2)
     source = data.open_source(folder_options(tmp_path))
     assert (len(source.train), len(source.valid)) == (10, 4)
 
