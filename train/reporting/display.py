@@ -47,7 +47,7 @@ class Display:
         self.enabled = enabled
         is_terminal = sys.stdout.isatty()
         width = None if is_terminal else WIDTH
-        self.console = Console(file=sys.stdout, width=width, highlight=False, quiet=not enabled)
+        self.console = Console(file=sys.stdout, width=width, highlight=False, emoji=False, quiet=not enabled)
         self.draw: Callable[[str], object] | None = None
         if enabled and is_terminal:
             self.draw = sys.stdout.draw if isinstance(sys.stdout, Tee) else sys.stdout.write

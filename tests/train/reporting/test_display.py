@@ -87,6 +87,16 @@ def test_a_table_stays_whole_whatever_names_hold(monkeypatch):
     assert "\\udc80\\n日本" in text
 
 
+def test_a_folder_called_dog_is_no_picture_of_one(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    display = Display(Options(), "images", 64, enabled=True)
+    display.header({"data": "imagefolder:dog: 20 train"})
+    display.note("of host:a:")
+    assert "imagefolder:dog: 20 train" in out.getvalue()
+    assert "of host:a:" in out.getvalue()
+
+
 def test_other_ranks_show_nothing(monkeypatch):
     assert shown(monkeypatch, enabled=False) == ""
 
