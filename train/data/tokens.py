@@ -30,7 +30,7 @@ MOST_TOKENS = 1 << 20
 """Different tokens: no tokenizer has more. More, where the user gave no number, is a damaged file."""
 
 NUMBERS = (*TYPES, ".npy")
-HALF = re.compile(r"(|[^.].*[._-])(train|val|valid|validation|dev|test)(\..*|)")
+HALF = re.compile(r"(|[^.].*[._-])(train|val|valid|validation|dev|test)(\..*|)", re.IGNORECASE)
 ENDS = (*NUMBERS, ".txt", ".raw", ".tokens", ".jsonl", "")
 """Of the names that HALF fits, which say what trains and what validates: of files, and of folders of texts.
 
@@ -116,7 +116,7 @@ def halves(folder: Path) -> tuple[Path, Path] | None:
     for path in sorted(folder.glob("*")):
         match = HALF.fullmatch(path.name)
         if match and match[3] in ENDS and path.is_dir() == (match[3] == ""):
-            half = match[2] if match[2] in ("train", "test") else "val"
+            half = name if (name := match[2].lower()) in ("train", "test") else "val"
             found.setdefault((match[1], match[3]), {}).setdefault(half, path)
     for start, end in sorted(found, key=lambda name: ENDS.index(name[1])):
         parts = found[start, end]

@@ -132,12 +132,13 @@ def test_a_folder_with_two_halves(tmp_path):
 @pytest.mark.parametrize(
     ("pattern", "half"),
     [
-        *(("{}.txt", half) for half in ("val", "valid", "validation", "dev")),
+        *(("{}.txt", half) for half in ("val", "valid", "validation", "dev", "Valid")),
         *(("{}.bin", "validation"), ("wiki.{}.raw", "valid"), ("owt_{}.bin", "val"), ("{}/a/1.txt", "val")),
     ],
 )
 def test_names_say_what_trains_and_what_validates(tmp_path, pattern, half):
-    for name, letter in (("train", b"a"), (half, b"b"), ("test", b"c")):
+    train = "Train" if half.istitle() else "train"
+    for name, letter in ((train, b"a"), (half, b"b"), ("test", b"c")):
         (path := tmp_path / pattern.format(name)).parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(letter * 200)
     (tmp_path / "README.md").write_text("d" * 200)
@@ -146,7 +147,7 @@ def test_names_say_what_trains_and_what_validates(tmp_path, pattern, half):
     assert {*source.valid.tokens.tobytes().strip(b"\0")} == {ord("b")}
     (note,) = source.notes
     top = pattern.partition("/")[0].format
-    assert f"{top('train')} trains and {top(half)} validates" in note
+    assert f"{top(train)} trains and {top(half)} validates" in note
 
 
 @pytest.mark.parametrize("pattern", ["{}.txt", "wiki.{}.raw", "{}/a/1.txt"])
