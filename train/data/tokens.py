@@ -125,11 +125,10 @@ def halves(folder: Path) -> tuple[Path, Path] | None:
         is_mixed = {"train", "test"} <= parts.keys()
         if is_mixed or (end in NUMBERS and parts.keys() != {"test"}):
             one = parts.get("train") or parts["val"]
-            wrong = "the folder has one of two files of tokens alone"
-            wrong = "training and test data would be mixed" if is_mixed else wrong
+            mixed, alone = "training and test data would be mixed", "the folder has one of two files of tokens alone"
             both = f"give the folder both, {start}train{end} and {start}val{end}"
             fix = f"{both}; or name one itself, --data=tokens:{one}, whose last tenth then validates"
-            raise MusterError(wrong, seen=", ".join(map(str, parts.values())), fix=fix)
+            raise MusterError(mixed if is_mixed else alone, seen=", ".join(map(str, parts.values())), fix=fix)
     return None
 
 

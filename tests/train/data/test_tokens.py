@@ -129,6 +129,15 @@ def test_a_folder_with_two_halves(tmp_path):
     assert (len(source.train), source.num_valid_targets, source.num_classes) == (12, 59, 60)
 
 
+@pytest.mark.parametrize("name", ["val.txt", "valid.txt", "validation.txt", "validation.bin"])
+def test_the_text_that_validates_may_be_called_by_other_names(tmp_path, name):
+    for half, letter in ((f"train.{name.split('.')[1]}", b"a"), (name, b"b")):
+        (tmp_path / half).write_bytes(letter * 200)
+    source = data.open_source(options(tmp_path))
+    assert {*bytes(source.train.tokens)} == {ord("a")}
+    assert {*bytes(source.valid.tokens)} == {ord("b")}
+
+
 @pytest.mark.parametrize(
     ("pattern", "half"),
     [
