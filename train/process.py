@@ -18,9 +18,8 @@ from muster.paths import image
 from muster.train.checkpoint import run_directory
 from muster.train.distributed.backends import backend_for, compare_devices, compare_fabrics, open_group
 from muster.train.distributed.world import HashStore, World, close_group, connect, device_for, read_environment
-from muster.train.health import faults, memory
+from muster.train.health import faults, memory, parent
 from muster.train.health.heartbeat import SILENT_S, Heartbeat, report_lost_store
-from muster.train.health.parent import Guard
 from muster.train.reporting import console
 from muster.train.reporting.metrics import Stopwatch
 from muster.train.trainer import Trainer
@@ -44,7 +43,7 @@ class Process:
     watch: faults.Watch | None = None
     heartbeat: Heartbeat | None = None
 
-    def train(self, strategy: str, options: Options, guard: Guard) -> None:
+    def train(self, strategy: str, options: Options, guard: parent.Guard) -> None:
         """One rank's run; what the user can mend comes out as SystemExit, which torchrun does not show as a crash."""
         try:
             alone = read_environment(os.environ, options.timeout_s)
@@ -156,7 +155,7 @@ def check_same_start(world: World, strategy: str, options: Options) -> None:
         )
 
 
-def run_process(strategy: str, options: Options, guard: Guard) -> None:
+def run_process(strategy: str, options: Options, guard: parent.Guard) -> None:
     """Trains on this rank; what goes wrong becomes three lines, or a traceback, and an exit code."""
     if not DEBUG:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"(torch(vision)?|PIL)\.")

@@ -25,10 +25,8 @@ from muster.train.distributed.world import CHECKPOINT, COMPUTING, DATA, ENDING, 
 from muster.train.health import memory, preemption
 from muster.train.health.faults import SharedFault, agree
 from muster.train.parallel.strategy import Sums, send_as_one
-from muster.train.reporting import console, trackers
+from muster.train.reporting import console, metrics, profile, trackers
 from muster.train.reporting.display import Display, header, promised_gpus
-from muster.train.reporting.metrics import StepTimes
-from muster.train.reporting.profile import Profile
 from muster.train.reporting.summary import Log, Setup, collect, command, results, strict_json, write_file
 from muster.units import plural
 from muster.variables import RankReport
@@ -198,7 +196,7 @@ class Trainer:
             world.gather(None)
             self.notice.listen()
             before_s = 0.0 if self.log is None else self.log.seconds
-            self.times = StepTimes(world.device, started=self.started - before_s)
+            self.times = metrics.StepTimes(world.device, started=self.started - before_s)
             self.begin()
             memory.collect_garbage()
             try:
@@ -257,7 +255,7 @@ class Trainer:
             units = set(models.blocks_of(self.trained.model)) if options.compile == "off" else set()
             layers = {name: module for name, module in self.trained.model.named_modules() if module in units}
             num_steps = self.num_steps - progress.step
-            self.times.profile = Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
+            self.times.profile = profile.Profile(self.run.folder, num_steps, layers, world.device, main=world.main)
         # A short run has about ten lines in metrics.jsonl, too.
         self.log_every = options.log_every or min(SYNC_STEPS, max(1, self.num_steps // 10))
         self.sync = ProgressSync(world, progress.step, self.log_every)

@@ -30,9 +30,8 @@ from torch.distributed.elastic.utils import store as store_util
 from torch.distributed.run import config_from_args  # pyright: ignore[reportUnknownVariableType]
 
 from muster import interruption
-from muster.entrypoint.agent import rendezvous
+from muster.entrypoint.agent import nodes, rendezvous
 from muster.entrypoint.agent.failures import cause_of, first_of, how_ended, is_ours, is_training, not_started
-from muster.entrypoint.agent.nodes import Nodes, publish
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode, MusterError, notify
 from muster.units import plural
@@ -202,7 +201,7 @@ class Agent(LocalElasticAgent):
         self._status = status
         self._num_nodes = 0
         self._launch = ""
-        self._nodes: Nodes | None = None
+        self._nodes: nodes.Nodes | None = None
         self._start = 0.0
         self._ended: set[int] = set()
 
@@ -236,7 +235,7 @@ class Agent(LocalElasticAgent):
             self._status.end_workers(self._status.held_end)
         if worker_group.group_world_size > 1:
             is_fixed = isinstance(worker_group.spec.rdzv_handler, rendezvous.StaticNodes)
-            self._nodes = Nodes(self, worker_group, self._status.ended, is_fixed)
+            self._nodes = nodes.Nodes(self, worker_group, self._status.ended, is_fixed)
         self._ended = set()
         return started
 
@@ -344,7 +343,7 @@ class Agent(LocalElasticAgent):
             store, host = PrefixStore("muster", group.store.underlying_store), socket.gethostname()
             wrong = f"it {how_ended(failures[rank].exitcode)}"
             with suppress(TimeoutError, RuntimeError):  # the store is gone
-                within(BRIEFLY_S, lambda: publish(store, group, rank, host, ExitCode.FAILED, wrong))
+                within(BRIEFLY_S, lambda: nodes.publish(store, group, rank, host, ExitCode.FAILED, wrong))
         return True
 
     def _before_start(self, group: Any) -> None:

@@ -58,6 +58,7 @@ LISTS = {
     "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "JH_HOSTS": r"\s\d+\s+\S",
+    "OCI__WORKER_COUNT": "[1-9]",  # beside the first node
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "SM_HOSTS": ",",
     "TF_CONFIG": r':\d+"[\s\S]*:\d+"',
@@ -69,7 +70,7 @@ SAGEMAKER = Path("/opt/ml/input/config/resourceconfig.json")
 TEXT_FILES = ("BATCH_HOSTS_FILE", "CCS_ALLOC_FILE", "OAR_NODEFILE")
 VARIABLES = (
     "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS,
-    *TEXT_FILES, "OCI__WORKER_COUNT", "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
+    *TEXT_FILES, "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
 )  # fmt: skip
 PREFIXES = ("PAI_TASK_ROLE_",)
 

@@ -227,9 +227,7 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
         numbers = [name for name in manual.NUMBERS if name != "NODE_NUM" or env.get("HOST_NUM") != "1"]
         numbers += [name for name in env if name.startswith("PAI_TASK_ROLE_TASK_COUNT_")]  # OpenPAI's, by role
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *numbers) if env.get(name, "1") != "1"]
-        # That of Oracle's counts the nodes beside the first.
-        from_0 = ("RANK", "NODE_RANK", "PET_NODE_RANK", "OCI__WORKER_COUNT")
-        places += [name for name in from_0 if env.get(name, "0") != "0"]
+        places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
         places += [name for name, several in manual.LISTS.items() if re.search(several, env.get(name, ""))]
         if env.is_live and "TRAINING_JOB_NAME" in env and re.search(r'"hosts":\s*\[[^\]]*,', text_of(manual.SAGEMAKER)):
             places += ["TRAINING_JOB_NAME"]

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from muster.entrypoint.jobs import kubernetes, script
-from muster.entrypoint.sites import profiles, recognise
-from muster.entrypoint.sites.schema import Site
+from muster.entrypoint.sites import profiles, recognise, schema
 
 
 def make(name: str, wanted: script.Wanted, file: str | None = None) -> str:
@@ -18,7 +17,7 @@ def make(name: str, wanted: script.Wanted, file: str | None = None) -> str:
     """
     script.check(name, wanted)
     if name not in profiles.names_in(profiles.SITES) and script.of_family(name):
-        site = Site(title=name, scheduler=name, status="documented")
+        site = schema.Site(title=name, scheduler=name, status="documented")
     else:
         site = profiles.load_site(name)
     # In a job the working directory may be another one.

@@ -31,9 +31,7 @@ from muster.entrypoint.launch import driver, frameworks, home, job, torchrun
 from muster.entrypoint.launch.program import Additions, Folder, Launch, Program, where_unset
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import address, network
-from muster.entrypoint.rendezvous.address import Rendezvous
 from muster.entrypoint.sites import recognise
-from muster.entrypoint.sites.recognise import Recognised
 from muster.errors import ATTEMPT, MusterError, notify
 from muster.interfaces import has_one
 from muster.paths import text_of
@@ -67,8 +65,8 @@ class Context:
     env: Environment
     options: LaunchOptions
     allocation: Allocation
-    rendezvous: Rendezvous
-    site: Recognised | None = None
+    rendezvous: address.Rendezvous
+    site: recognise.Recognised | None = None
     of_site: Additions = field(default_factory=Additions)
 
 

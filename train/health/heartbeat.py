@@ -26,7 +26,6 @@ from muster import interruption
 from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import LEFT, World
 from muster.train.health import faults
-from muster.train.health.faults import Fault
 from muster.train.health.parent import GONE
 from muster.train.reporting import console
 from muster.units import listed
@@ -145,7 +144,7 @@ def describe_ranks(ranks: list[int], beats: Mapping[int, Beat]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks, 8)} on {hosts}"
 
 
-def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[MusterError, Fault]:
+def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[MusterError, faults.Fault]:
     """The error and the fault for `ranks`, from which no beat reaches the rank of `world` any more."""
     first = max(ranks, key=lambda rank: monitor.silent[rank])
     last = monitor.last[first]
@@ -158,12 +157,12 @@ def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[Muste
         f"still as long: --silence-timeout SECONDS; {interruption.current.advice}",
         code=ExitCode.FAILED,
     )
-    return error, Fault(first, last.host, ExitCode.FAILED, wrong)
+    return error, faults.Fault(first, last.host, ExitCode.FAILED, wrong)
 
 
 def report_hung(
     monitor: Monitor, answers: Mapping[int, Mapping[str, Any]], folder: Path | None
-) -> tuple[MusterError, Fault]:
+) -> tuple[MusterError, faults.Fault]:
     """The error and the fault for the rank that the others wait for, by what all answered about their stacks."""
     mute = [rank for rank, answer in answers.items() if not answer and monitor.last[rank].phase != LEFT]
     counts = {rank: answer.get("collectives") for rank, answer in answers.items()}
@@ -182,7 +181,7 @@ def report_hung(
         f"{interruption.current.advice}",
         code=ExitCode.FAILED,
     )
-    return error, Fault(first, last.host, ExitCode.FAILED, wrong)
+    return error, faults.Fault(first, last.host, ExitCode.FAILED, wrong)
 
 
 def report_lost_store(world: World, seen: str) -> MusterError:
@@ -245,7 +244,8 @@ class Heartbeat:
         console.report_fatal(self.world, error)
         # The store may be gone too, and not answer.
         faults.end_soon(ExitCode.FAILED, 2 * faults.GRACE_S)
-        faults.publish(self.world, Fault(self.world.rank, self.world.host, ExitCode.FAILED, GONE), self.store)
+        fault = faults.Fault(self.world.rank, self.world.host, ExitCode.FAILED, GONE)
+        faults.publish(self.world, fault, self.store)
 
     def _send(self) -> None:
         """Sends this rank's beat."""

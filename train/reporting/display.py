@@ -17,7 +17,6 @@ from muster.errors import one_line
 from muster.train.distributed.world import World
 from muster.train.optim import highest_lr
 from muster.train.reporting import console
-from muster.train.reporting.console import ERASE, Tee
 from muster.train.reporting.summary import Setup
 from muster.units import duration, listed, percent, plural, quantity
 
@@ -50,7 +49,7 @@ class Display:
         self.console = Console(file=sys.stdout, width=width, highlight=False, emoji=False, quiet=not enabled)
         self.draw: Callable[[str], object] | None = None
         if enabled and is_terminal:
-            self.draw = sys.stdout.draw if isinstance(sys.stdout, Tee) else sys.stdout.write
+            self.draw = sys.stdout.draw if isinstance(sys.stdout, console.Tee) else sys.stdout.write
         self.head_shown = False
         self.last_loss: float | None = None  # the trainer puts here what is shown next
         self.line_due = self.screen_due = 0.0
@@ -95,13 +94,13 @@ class Display:
             line = f"  epoch {self.epoch_number}/{self.epochs}  [{bar:.<{BAR_WIDTH}}] {done}/{self.num_steps}"
             line += f"  {state}  {left} left"
             # Whatever is printed next stands in the place of it.
-            self.draw(f"{line[: self.console.width - 1]}{ERASE}\r")
+            self.draw(f"{line[: self.console.width - 1]}{console.ERASE}\r")
             sys.stdout.flush()
 
     def clear(self) -> None:
         """Takes away the line of a terminal that is written over."""
         if self.draw is not None:
-            self.draw(ERASE)
+            self.draw(console.ERASE)
 
     def epoch(self, record: dict[str, Any]) -> None:
         """Shows the results of an epoch."""

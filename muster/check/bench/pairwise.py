@@ -15,8 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from muster.check.bench import transport
-from muster.check.bench.collectives import shown
+from muster.check.bench import collectives, transport
 from muster.check.bench.sweep import bandwidth, parse_size, wait_for_device
 from muster.check.options import BenchOptions
 from muster.check.ranks import ALL_PAIRS_UP_TO, partners
@@ -326,7 +325,7 @@ def about(rows: Sequence[Row]) -> str:
     latencies = [row.latency_us for row in rows]
     most = max(row.num_ranks for row in rows)
     ranks = f"; of {most} ranks side by side the slowest" if most > 1 else ""
-    size = shown(max(row.size for row in rows))
+    size = collectives.shown(max(row.size for row in rows))
     return f"latency {min(latencies):.0f} to {max(latencies):.0f} us, messages of {size}{ranks}"
 
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from muster.check import fabric
+from muster.check import fabric, ranks
 from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
-from muster.check.ranks import gather_hosts, leads_host, partners
 from muster.interfaces import is_loopback, own_addresses, towards
 from muster.paths import text_of
 from muster.train.distributed.world import World
@@ -53,7 +52,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     """The way to this rank; of the first one of a host also its fabric and links."""
     place = own_place(world)
     own = Facts(address=place.address or None, interface=place.interface or None)
-    if not leads_host(world):
+    if not ranks.leads_host(world):
         return own
     devices, memory = fabric.devices(), fabric.memory()
     return replace(
@@ -93,9 +92,9 @@ def own_place(world: World) -> Place:
 
 def gather_places(world: World) -> tuple[Place, list[Place]]:
     """Where this node is found, and those that it tries to reach, and whose names it looks up."""
-    places = msgspec.convert(gather_hosts(world, asdict(own_place(world))), list[Place])
+    places = msgspec.convert(ranks.gather_hosts(world, asdict(own_place(world))), list[Place])
     own = world.nodes.index(world.host)
-    return places[own], [places[other] for other in partners(own, len(places))]
+    return places[own], [places[other] for other in ranks.partners(own, len(places))]
 
 
 def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:

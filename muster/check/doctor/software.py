@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from muster.check import versions
+from muster.check import ranks, versions
 from muster.check.doctor.finding import Finding, Level, attempt, differences
 from muster.check.options import DoctorOptions
-from muster.check.ranks import leads_host
 from muster.paths import ROOT, image
 from muster.train.distributed.world import World
 from muster.units import listed
@@ -67,7 +66,7 @@ class Facts:
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
     """What is installed and loaded here, by the first rank of each host."""
-    if not leads_host(world):
+    if not ranks.leads_host(world):
         return None
     loaded: dict[str, Any] = attempt(versions.versions) or {}
     nccl: dict[str, str] = loaded.get("nccl") or {}
