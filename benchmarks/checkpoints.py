@@ -16,7 +16,7 @@ from results import parser, publish, ratios, spread, table
 from rounds import Turn, run, trainer_of
 
 from muster.config import Options
-from muster.train.checkpoint import CheckpointManager, Progress
+from muster.train.checkpoint.manager import CheckpointManager, Progress
 from muster.train.distributed.world import World
 
 WITHOUT, BEHIND, BLOCKING, ALONE = "no checkpoint", "one, behind the steps", "one, waited for", "one, without steps"

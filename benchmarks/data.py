@@ -29,7 +29,7 @@ from torchvision import transforms
 from torchvision.transforms import v2
 
 from muster.config import Options
-from muster.train.checkpoint import Progress
+from muster.train.checkpoint.manager import Progress
 from muster.train.data.images import decode, decode_crop, random_crop
 from muster.train.data.pack import pack
 from muster.train.distributed.world import World

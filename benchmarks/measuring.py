@@ -21,7 +21,7 @@ from rounds import Turn, run, trainer_of
 
 from muster.config import Options
 from muster.train import trainer as looping
-from muster.train.checkpoint import Progress
+from muster.train.checkpoint.manager import Progress
 from muster.train.distributed.world import World
 from muster.train.parallel.strategy import Sums, timed_backward
 from muster.train.reporting.metrics import StepTimes

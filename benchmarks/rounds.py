@@ -17,7 +17,7 @@ from results import ROOT
 sys.path.insert(0, str(ROOT))
 
 from muster.config import Options
-from muster.train.checkpoint import CheckpointManager
+from muster.train.checkpoint.manager import CheckpointManager
 from muster.train.distributed.world import World
 from muster.train.reporting.display import Display
 from muster.train.reporting.metrics import StepTimes

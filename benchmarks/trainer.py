@@ -29,7 +29,7 @@ from rounds import trainer_of
 
 from muster.config import Options
 from muster.train import data, models
-from muster.train.checkpoint import Progress
+from muster.train.checkpoint.manager import Progress
 from muster.train.data.source import Source
 from muster.train.distributed.world import World
 from muster.train.models.gpt import shape_of

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from muster.errors import ExitCode, MusterError, explaining, notify, one_line
-from muster.train import checkpoint
+from muster.train.checkpoint import manager
 from muster.train.checkpoint.storage import write_atomically
 
 
@@ -31,11 +31,11 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
     if source.name in ("", ".."):  # `train export .`: the folder's name tells what it is
         source = Path(os.path.realpath(source))
     with explaining("the run can't be read", seen=source, fix="its owner may open it: chmod -R go+rX FOLDER"):
-        if checkpoint.is_one(source):
-            path, state, home = source, checkpoint.load(source), source.parent
+        if manager.is_one(source):
+            path, state, home = source, manager.load(source), source.parent
         else:
-            home = source if source.name != "checkpoints" or checkpoint.saved(source) else source.parent
-            path, state, notes = checkpoint.load_newest(home)
+            home = source if source.name != "checkpoints" or manager.saved(source) else source.parent
+            path, state, notes = manager.load_newest(home)
             for note in notes:
                 notify(f"note: {one_line(note)}")
     file = file or home / "weights.pt"

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from muster import config
-from muster.train import checkpoint
+from muster.train.checkpoint import manager
 
 HERE = Path(__file__).parent
 LIMITS = {"cpu": 1e-6, "cuda": 1e-5}
@@ -173,7 +173,7 @@ def launch(case: Case, steps: str, folder: Path) -> dict[str, Any]:
     run = Path(tempfile.mkdtemp(dir=folder))
     argv = [case.strategy, *COMMON, *STEPS[steps], *case.options, f"--name={run.name}", f"--runs-dir={folder}"]
     run_ranks(argv, case.num_ranks, run / "rank")
-    return checkpoint.load_newest(run)[1]
+    return manager.load_newest(run)[1]
 
 
 def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

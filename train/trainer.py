@@ -17,7 +17,7 @@ from muster.config_file import to_toml
 from muster.errors import ExitCode, MusterError
 from muster.paths import content_of
 from muster.train import compilation, data, models, optim, parallel
-from muster.train.checkpoint import CheckpointManager, Progress, Statistics, TrainState, is_complete, saved
+from muster.train.checkpoint.manager import CheckpointManager, Progress, Statistics, TrainState, is_complete, saved
 from muster.train.checkpoint.run_directory import differences, restore, share_run
 from muster.train.data.loader import Tensors, count_cores, open_batches
 from muster.train.data.sampler import TrainSampler, reseed, seed_of

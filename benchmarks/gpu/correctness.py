@@ -304,9 +304,9 @@ TOKENS = (
 
 def weights_in(run: Path) -> dict[str, Any]:
     """The model in the newest checkpoint of a run."""
-    from muster.train import checkpoint
+    from muster.train.checkpoint import manager
 
-    return {name: tensor.double() for name, tensor in checkpoint.load_newest(run)[1]["model"].items()}
+    return {name: tensor.double() for name, tensor in manager.load_newest(run)[1]["model"].items()}
 
 
 @case(part="A", timeout_s=45, on_cpu=True, expect={"difference": BITS, "step": exactly(6)})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from tests.clusters.deadline import wait_for
 from tests.clusters.hosts import Hosts
 from tests.clusters.processes import HostProcess, Process

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from tests.clusters.deadline import wait_for
 from tests.clusters.processes import Process
 from tests.clusters.weights import BIN, ONE_THREAD, TRAIN, distance, parameters, summary

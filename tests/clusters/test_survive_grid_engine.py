@@ -12,7 +12,7 @@ import torch
 
 from muster.entrypoint.jobs import making
 from muster.entrypoint.jobs.script import Wanted
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from tests.clusters.deadline import wait_for
 from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.grid_engine_config import QUEUE, QUEUE_ATTRIBUTES

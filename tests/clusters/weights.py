@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 
 BIN = Path(sys.executable).parent
 TRAIN, MUSTER = str(BIN / "train"), str(BIN / "muster")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from muster.train import checkpoint
-from muster.train.checkpoint import CheckpointManager
+from muster.train.checkpoint import manager as checkpoint
+from muster.train.checkpoint.manager import CheckpointManager
 from muster.train.distributed.world import World
 
 ROOT = Path(__file__).parents[2]

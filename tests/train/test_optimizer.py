@@ -9,7 +9,7 @@ from torch import nn
 
 from muster.config import Options
 from muster.train import optim
-from muster.train.checkpoint import Progress
+from muster.train.checkpoint.manager import Progress
 from muster.train.checkpoint.run_directory import differences
 from muster.train.data.sampler import TrainSampler
 from muster.train.distributed.world import World

@@ -15,8 +15,8 @@ import pytest
 from muster.arguments import to_argv
 from muster.config import STRATEGIES, Options
 from muster.config_file import to_toml
-from muster.train import checkpoint
 from muster.train.__main__ import parse
+from muster.train.checkpoint import manager as checkpoint
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--model=squeezenet1_1", "--data=fake", "--num-samples=128", "--num-classes=2", "--image-size=32"]

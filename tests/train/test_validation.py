@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from muster.train import checkpoint, data, models
+from muster.train import data, models
 from muster.train.__main__ import parse
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.data.loader import open_batches
 from muster.train.distributed.world import World
 

@@ -22,10 +22,8 @@ from torch import nn
 from muster.config import Options
 from muster.errors import MusterError
 from muster.paths import content_of, text_of
-from muster.train import checkpoint
-from muster.train.checkpoint import CheckpointManager, TrainState
-from muster.train.checkpoint.manager import first_whole, latest_of, misfit, newest_first, step_of
-from muster.train.checkpoint.storage import write_text
+from muster.train.checkpoint import manager
+from muster.train.checkpoint.storage import read_index, write_text
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
 from muster.train.optim import highest_lr
@@ -133,7 +131,7 @@ def begun_by(launch: str, options: Options, base: Path) -> Run | None:
             source, newest = Path(begun["resumed_from"]), begun["latest"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):  # there is none, or it is damaged
             continue
-        candidates = [source, *checkpoint.saved(folder)] if source.name else []
+        candidates = [source, *manager.saved(folder)] if source.name else []
         run = Run(folder, candidates) if latest(folder) == newest else with_newest(folder)
         begins = "from the beginning" if run.resumed_from is None else f"from {run.resumed_from.name}"
         run.notes.append(f"the ranks were started again: {begins}")
@@ -143,7 +141,7 @@ def begun_by(launch: str, options: Options, base: Path) -> Run | None:
 
 def latest(folder: Path) -> str:
     """Identifies the newest checkpoint of the run in `folder`; one saved later differs, of the same step too."""
-    paths = checkpoint.saved(folder)
+    paths = manager.saved(folder)
     return f"{paths[0].name} {paths[0].stat().st_mtime_ns}" if paths else ""
 
 
@@ -155,12 +153,12 @@ def choose_folder(options: Options, base: Path) -> Run:
         return continue_from(options, base)
     if options.name:
         candidates = [base]
-        checkpoint.put_back(base)  # not where there are several: some may go on in another job
+        manager.put_back(base)  # not where there are several: some may go on in another job
     else:
         # Some may be another user's, and closed.
         candidates = [folder for folder in numbered(base) if os.access(folder, os.X_OK, effective_ids=True)]
-    if with_checkpoint := [folder for folder in candidates if checkpoint.saved(folder)]:
-        return with_newest(max(with_checkpoint, key=lambda folder: checkpoint.saved(folder)[0].stat().st_mtime))
+    if with_checkpoint := [folder for folder in candidates if manager.saved(folder)]:
+        return with_newest(max(with_checkpoint, key=lambda folder: manager.saved(folder)[0].stat().st_mtime))
     if options.resume == "latest":
         check_name(base)
     note = f"nothing to resume yet in {base}: starts from the beginning"
@@ -176,7 +174,7 @@ def check_name(base: Path) -> None:
     def letters(name: str) -> str:
         return re.sub(r"[-_.]?\d+", "", name)
 
-    others = {folder.name for folder in base.parent.glob("*") if step_of(latest_of(folder)) >= 0}
+    others = {folder.name for folder in base.parent.glob("*") if manager.step_of(manager.latest_of(folder)) >= 0}
     others = {name for name in others if letters(name) != letters(base.name)}
     if near := difflib.get_close_matches(base.name, others, 1, 0.8):
         raise MusterError(
@@ -198,13 +196,13 @@ def continue_from(options: Options, base: Path) -> Run:
             seen=f"--resume={options.resume}",
             fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
         )
-    if checkpoint.is_one(source) or not source.is_dir():
-        checkpoint.read_index(source)
+    if manager.is_one(source) or not source.is_dir():
+        read_index(source)
         run = Run(source, [source])
         home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
     else:
         # A run may be called so too.
-        home = source.parent if source.name == "checkpoints" and not checkpoint.saved(source) else source
+        home = source.parent if source.name == "checkpoints" and not manager.saved(source) else source
         run = with_newest(home)
     if options.name and (home is None or base.resolve() != home.resolve()):
         home = new_folder(base, explicit=True)
@@ -217,8 +215,8 @@ def with_newest(folder: Path) -> Run:
     Raises:
         MusterError: it has none.
     """
-    checkpoint.put_back(folder)
-    return Run(folder, *newest_first(folder))
+    manager.put_back(folder)
+    return Run(folder, *manager.newest_first(folder))
 
 
 def new_folder(base: Path, *, explicit: bool) -> Path:
@@ -230,8 +228,8 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
     base.parent.mkdir(parents=True, exist_ok=True)
     if explicit:
         # A run that ended without a checkpoint gives its name back; not one whose checkpoints are gone since.
-        can_resume = bool(checkpoint.saved(base))
-        if can_resume or (base / "summary.json").exists() or step_of(latest_of(base)) >= 0:
+        can_resume = bool(manager.saved(base))
+        if can_resume or (base / "summary.json").exists() or manager.step_of(manager.latest_of(base)) >= 0:
             refuse_second(base / WRITER, Writer.here(""))
             raise MusterError(
                 "there is a run of this name already, and runs are never overwritten",
@@ -392,7 +390,7 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
 
 
 def restore(
-    trained: TrainState, chosen: Run, identity: dict[str, Any], manager: CheckpointManager, world: World
+    trained: manager.TrainState, chosen: Run, identity: dict[str, Any], saver: manager.CheckpointManager, world: World
 ) -> dict[str, Any]:
     """What the checkpoint knows besides the tensors, which are in `trained` now.
 
@@ -406,10 +404,10 @@ def restore(
         index = agree(world, lambda: read_fitting(path, trained.model, identity))
         # Ranks that are as many as then have their own statistics back; among others nobody knows whose are whose.
         rank = world.rank if index["plain"]["world_size"] == world.world_size else -1
-        trained.fill(path, index, rank, manager.group)
+        trained.fill(path, index, rank, saver.group)
         return index["plain"]
 
-    path, plain, notes = first_whole(chosen.candidates, fill)
+    path, plain, notes = manager.first_whole(chosen.candidates, fill)
     chosen.candidates = chosen.candidates[chosen.candidates.index(path) :]
     chosen.notes += notes
     return plain
@@ -421,7 +419,7 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
     Raises:
         MusterError: it can't be read, or is of another model, another number of classes, or another optimizer.
     """
-    index = checkpoint.read_index(path)
+    index = read_index(path)
     made_by = index["plain"].get("identity", {})
     for name, wanted in identity.items():
         if (made := made_by.get(name)) != wanted:
@@ -433,7 +431,7 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
                 seen=str(path),
                 fix=f"{fix}, or leave out --resume",
             )
-    if (reason := misfit(index, model)) is not None:
+    if (reason := manager.misfit(index, model)) is not None:
         raise MusterError(
             f"the checkpoint does not fit the model: {reason}",
             seen=f"{path}, --model={identity['model']}",

@@ -18,7 +18,7 @@ import torch
 from muster.config import Options
 from muster.errors import RESUME, ExitCode, explaining
 from muster.paths import installed
-from muster.train.checkpoint import Progress
+from muster.train.checkpoint.manager import Progress
 from muster.train.checkpoint.run_directory import Run
 from muster.train.checkpoint.storage import write_text
 from muster.train.data.source import Source

@@ -12,7 +12,7 @@ import torch
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.checkpoint import storage
 from tests.train.comparing import save
 
@@ -285,7 +285,7 @@ FULL_DISK = """
 import subprocess, sys
 from pathlib import Path
 import torch
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from tests.train.comparing import save
 from muster.errors import MusterError

@@ -10,7 +10,7 @@ import pytest
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.checkpoint.run_directory import choose_run, launch_of
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images  # noqa: F401
 from tests.train.comparing import save

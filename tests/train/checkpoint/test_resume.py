@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from muster.config import Options
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.checkpoint.run_directory import differences
 from muster.train.distributed.world import World
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained

@@ -10,7 +10,8 @@ import torch
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train import checkpoint, data, models
+from muster.train import data, models
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.data.loader import open_batches
 from muster.train.distributed.world import World
 from muster.train.models import IGNORED

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from muster.train.health.faults import connection_lost, is_echo
 from muster.train.trainer import promised_gpus

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from muster.config import Options
-from muster.train import checkpoint
 from muster.train.__main__ import parse
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from muster.train.health import memory
 from muster.train.health.memory import explain, find, turns

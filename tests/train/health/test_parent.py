@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from tests.train.conftest import bare, environment, free_port
 from tests.train.health.test_heartbeat import DEADLINE_S, FAST
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from muster.train.trainer import ProgressSync
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images  # noqa: F401

@@ -9,8 +9,8 @@ import pytest
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train import checkpoint
-from muster.train.checkpoint import Progress, is_complete
+from muster.train.checkpoint import manager as checkpoint
+from muster.train.checkpoint.manager import Progress, is_complete
 from muster.train.health import preemption
 from muster.train.health.preemption import SIGNALS, PreemptionNotice, TimeLimit, find, grace_period, ignored_until
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images  # noqa: F401

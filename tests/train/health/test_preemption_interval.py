@@ -6,7 +6,7 @@ import time
 import pytest
 
 from muster.config import Options
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from muster.train.trainer import Trainer
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images, straight  # noqa: F401

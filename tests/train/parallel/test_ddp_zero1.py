@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from muster.config import Options
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from muster.train.parallel import ddp
 from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained
@@ -15,7 +15,7 @@ from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained
 WEIGH = """
 import os
 out = os.fdopen(os.dup(1), "w", buffering=1)
-from muster.train.checkpoint import CheckpointManager
+from muster.train.checkpoint.manager import CheckpointManager
 save = CheckpointManager.save
 def weighed(self, state, step):
     moments = [moment for kept in state["optimizer"]["state"].values() for moment in kept.values()]

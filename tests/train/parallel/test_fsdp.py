@@ -6,7 +6,7 @@ from torch import nn
 
 from muster.config import Options, check
 from muster.errors import MusterError
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from muster.train.optim import Precision
 from muster.train.parallel import fsdp

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from muster.config import Options
-from muster.train import checkpoint, models
+from muster.train import models
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.data.sampler import seed_of
 
 pytestmark = pytest.mark.process

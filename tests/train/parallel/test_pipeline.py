@@ -8,7 +8,9 @@ import torch
 
 from muster.config import Options, check
 from muster.errors import MusterError
-from muster.train import checkpoint, models
+from muster.train import models
+from muster.train.checkpoint import manager as checkpoint
+from muster.train.checkpoint import storage
 from muster.train.distributed.world import World
 from muster.train.models import gpt
 from muster.train.parallel import pipeline
@@ -92,7 +94,7 @@ def test_what_a_user_sees_and_each_rank_keeps(train, tmp_path):
     assert "gpt-tiny, 0.9 M parameters" in ended.out
     assert "2 ranks in a pipeline wait 20% of a step" in ended.out
     assert other.out == ""
-    entries = checkpoint.read_index(checkpoint.saved(tmp_path / "run")[0])["tensors"]
+    entries = storage.read_index(checkpoint.saved(tmp_path / "run")[0])["tensors"]
     files = {name: {chunk["file"] for chunk in entry["chunks"]} for name, entry in entries.items()}
     assert files["model/embed.weight"] == files["model/layers.1.attention.out.weight"] == {"rank-00000"}
     assert files["model/output.weight"] == files["model/layers.2.attention.out.weight"] == {"rank-00001"}

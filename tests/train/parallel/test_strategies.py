@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from muster.config import STRATEGIES, WHICH, Options
-from muster.train import checkpoint, parallel
+from muster.train import parallel
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from muster.train.optim import Precision
 from muster.train.parallel import dp

@@ -7,7 +7,7 @@ import pytest
 
 from muster.config import Options, check
 from muster.errors import MusterError
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from muster.train.parallel import tp
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart, trained

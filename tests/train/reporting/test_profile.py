@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from muster.train import checkpoint
+from muster.train.checkpoint import manager as checkpoint
 from muster.train.reporting.metrics import StepTimes
 from muster.train.reporting.profile import NAME, OPERATIONS, Profile
 from tests.train.comparing import apart
