@@ -1,4 +1,4 @@
-"""`python -m muster.report RUN...`: tables on the terminal, and a page with charts."""
+"""`python -m muster.report RUN...`: tables on the terminal, and a page with charts, which needs no other file."""
 
 from muster import interruption
 
@@ -6,10 +6,23 @@ if __name__ == "__main__":
     interruption.start("muster report")
 
 import argparse
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
-from muster.errors import one_line
-from muster.report import page, runs, scaling, tables
+from muster.errors import MusterError, explaining, one_line
+from muster.report import charts, scaling, tables
+from muster.report.runs import Run, read_all, record
+from muster.report.scaling import Scaling
+from muster.report.tables import Facts
+from muster.units import NONE
+
+PAGE = "index.html"
+
+MARK = '<meta name="generator" content="muster report">'
+"""Tells a report from other pages: only a report is written over."""
 
 
 def report(given: list[str], output: Path | None) -> Path:
@@ -18,13 +31,104 @@ def report(given: list[str], output: Path | None) -> Path:
     Raises:
         MusterError: there is no run, it can't be read, or the folder is taken or can't be written.
     """
-    found, notes = runs.read_all(given)
-    folder = page.choose_folder(given, found, output)
+    found, notes = read_all(given)
+    folder = choose_folder(given, found, output)
     facts = tables.facts(found)
     scalings, left_out = scaling.find(found)
     notes += left_out
     tables.show(found, facts, scalings, notes)
-    return page.write(folder, page.render(found, facts, scalings, notes))
+    return write(folder, render(found, facts, scalings, notes))
+
+
+def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None) -> Path:
+    """Where the report goes: `output`, else report/ in the one folder that was given, else here.
+
+    Raises:
+        MusterError: what is there is no report.
+    """
+    if output is None:
+        inside = Path(given[0]) if os.path.isdir(given[0]) else runs[0].folder  # of a summary.json
+        output = (inside if len(given) == 1 else Path()) / "report"
+    with _writing(output):
+        is_taken = os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir()))
+        is_foreign = is_taken and not is_report(output)
+    if is_foreign:
+        raise MusterError(
+            "there is something here already that is no report, and it is not written over",
+            seen=str(output),
+            fix="--output FOLDER: a new one, or that of an earlier report",
+        )
+    return output
+
+
+def is_report(folder: Path) -> bool:
+    """Whether `folder` has a page of this program in it; an empty one too, as a full disk leaves it.
+
+    Raises:
+        OSError: it can't be looked at.
+    """
+    page = folder / PAGE
+    text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else None
+    return text is not None and (not text or MARK in text[:1000])
+
+
+def write(folder: Path, html: str) -> Path:
+    """The page's path, after writing it.
+
+    Raises:
+        MusterError: the folder can't be written.
+    """
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PAGE).write_text(html, encoding="utf-8")
+    return folder / PAGE
+
+
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    return explaining("the report can't be written", seen=folder, fix="--output FOLDER that this user may write")
+
+
+def render(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Scaling], notes: Sequence[str]) -> str:
+    """The whole file, by page.html, with its charts. The same input gives the same bytes."""
+    import jinja2
+    from markupsafe import Markup
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        # A macro of the template has made it: it is escaped already.
+        if isinstance(value, Markup):
+            return value
+        return NONE if value is None else one_line(str(value))
+
+    # All that is filled in is escaped, and shown without control characters.
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=shown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs",
+        lead="; ".join(dict.fromkeys(run.work for run in runs if run.summary)),
+        colors=charts.COLORS,
+        notes=notes,
+        runs=runs,
+        facts=facts,
+        scalings=[(found, *tables.of_scaling(found)) for found in scalings],
+        definition=scaling.DEFINITION,
+        of_scalings=charts.of_scalings(scalings),
+        of_runs=charts.of_runs(runs),
+        details=[(run, _software(run), record(run.value("options"))) for run in runs],
+    )
+
+
+def _software(run: Run) -> dict[str, Any]:
+    """What a run ran with: its folder, what it goes on from, and versions."""
+    known = {"folder": str(run.folder), "resumed from": run.text("resumed_from"), "trace": run.text("profile")}
+    return {name: value for name, value in {**known, **record(run.value("versions"))}.items() if value is not None}
 
 
 def main() -> None:
