@@ -96,7 +96,7 @@ def check(site: str, wanted: Wanted) -> None:
     words = without_launcher(wanted.command) or list(wanted.command)
     while words and re.fullmatch(r"(.*/)?python[0-9.]*|-u", words[0]):
         words.pop(0)
-    if wanted.nodes > 1 and words and (len(words) < len(wanted.command) or words[0].endswith(".py")):
+    if wanted.nodes > 1 and words and (words != list(wanted.command) or words[0].endswith(".py")):
         fix = f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}"
         wrong = "without `muster run` this runs on each node by itself"
         raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)

@@ -39,6 +39,9 @@ class Program:
         return list(self.words) if self.kind == "program" else [sys.executable, "-u", *self.agent_words()]
 
 
+_LAUNCHERS = ("deepspeed", "deepspeed.launcher.runner", "accelerate.commands.launch", "composer", "composer.cli")
+
+
 def without_launcher(words: Sequence[str]) -> list[str] | None:
     """The words of `muster run` that start what `words` start by another launcher; None where they begin with none.
 
@@ -46,14 +49,18 @@ def without_launcher(words: Sequence[str]) -> list[str] | None:
     """
     name, rest = words[0].rpartition("/")[2], list(words[1:])
     if re.fullmatch(r"python(3(\.\d+)?)?", name):
-        rest = rest[1:] if rest[:1] == ["-u"] else rest
-        rest = rest[1:] if rest[:1] == ["-m"] else rest
+        rest = list(dropwhile(lambda word: word in ("-u", "-m"), rest))
         return without_launcher(rest) if rest else None
     if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
         return rest
-    if name in ("deepspeed", "accelerate.commands.launch") or (name == "accelerate" and rest[:1] == ["launch"]):
+    if name in _LAUNCHERS or (name == "accelerate" and rest[:1] == ["launch"]):
         # Their options are not torchrun's.
         return list(dropwhile(lambda word: not word.endswith(".py"), rest))
+    if name == "tune" and rest[:1] == ["run"] and "--config" in rest[3:] and rest[1].startswith("-"):
+        # Its options are torchrun's. Without any it starts no processes, and the recipe runs in this one.
+        # Source: https://github.com/pytorch/torchtune (torchtune/_cli/run.py)
+        recipe = rest.index("--config") - 1
+        return [*rest[1:recipe], "--no-python", words[0], "run", *rest[recipe:]]
     return None
 
 

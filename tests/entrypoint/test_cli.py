@@ -830,10 +830,19 @@ def test_python_may_stand_before_the_script(command: Run, hello: Path, words: li
         (["python", "/usr/bin/torchrun", "hello.py"], ["hello.py"]),
         (["--no-python", "accelerate", "launch", "--num_processes", "2", "hello.py", "x"], ["hello.py", "x"]),
         (["python", "-m", "accelerate.commands.launch", "--multi_gpu", "hello.py", "x"], ["hello.py", "x"]),
+        (["python", "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "hello.py"], ["hello.py"]),
+        (["composer", "-n", "2", "hello.py", "x"], ["hello.py", "x"]),
+        (["-m", "composer.cli", "-n", "2", "hello.py"], ["hello.py"]),
+        # torchtune's starts no processes where no option of torchrun's stands before the recipe.
+        (
+            ["--no-python", "./tune", "run", "--nnodes", "1", "hello", "--config", "c.yaml", "x=1"],
+            ["--nnodes", "1", "--no-python", "./tune", "run", "hello", "--config", "c.yaml", "x=1"],
+        ),
     ],
 )
 def test_another_launcher_in_each_rank_is_refused(command: Run, hello: Path, words: list[str], rest: list[str]) -> None:
     """Each rank would be alone, in a world of its own."""
+    (hello.parent / "tune").touch(0o700)
     answer = command("muster", "run", "--nproc-per-node=2", *words, cwd=hello.parent)
     assert answer.returncode == 2
     fix = shlex.split(three_lines(answer.stderr)[2])

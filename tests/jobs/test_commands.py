@@ -129,6 +129,13 @@ def test_a_script_that_would_run_on_each_node_by_itself_is_refused(words: str) -
     assert job("derecho", "--nodes", "2", "--", "muster", "run", "hello.py").returncode == 0
 
 
+def test_a_launcher_that_runs_in_a_rank_without_its_options_is_refused_with_them() -> None:
+    words = "tune run --nproc_per_node=2 full_finetune_distributed --config c.yaml"
+    told = "muster run --nproc_per_node=2 --no-python tune run full_finetune_distributed --config c.yaml"
+    assert refusal("derecho", "--nodes", "2", "--", *words.split())[2].endswith(told)
+    assert job("derecho", "--nodes", "2", "--", *told.split()).returncode == 0
+
+
 def test_a_refused_site() -> None:
     wrong, _, _ = refusal("frontier")
     assert "this image does not run on Frontier" in wrong
