@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
@@ -155,6 +156,9 @@ def not_met(address: str, port: int, num_nodes: str, error: Exception) -> Muster
     if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
         fix = "--master-port PORT, the same on all nodes, with a free port"
         return MusterError(f"port {port} on {host} is taken", seen=seen, fix=fix)
+    if isinstance(error, AttributeError):  # 2.9 and older lack what the agent reads of theirs
+        fix = "torch 2.10 or newer in this environment; PYTHONPATH may bring another"
+        return MusterError("the agent does not fit this torch", seen=f"torch {torch.__version__}: {seen}", fix=fix)
     wrong = f"{host} did not meet the others at {address}:{port}"
     fix = f"look whether all {num_nodes} nodes have started it, and can reach the port; a slow start: --rdzv-timeout N"
     return MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)

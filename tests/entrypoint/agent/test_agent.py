@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 from torch.distributed.launcher.api import LaunchConfig
@@ -219,6 +220,13 @@ def test_a_wrong_call_does_not_follow_from_another_rank(capsys: pytest.CaptureFi
 def test_a_port_that_is_taken_is_told_as_that(words: str, is_taken: bool) -> None:
     told = not_met("node01", 61000, "2", OSError(words))
     assert (told.code, "--master-port PORT" in told.fix) == ((2, True) if is_taken else (1, False))
+
+
+def test_a_torch_that_is_too_old_is_told_as_that() -> None:
+    """Where a framework brought torch 2.9: no node was missing, and no port closed."""
+    told = not_met("127.0.0.1", 0, "1", AttributeError("'LaunchConfig' object has no attribute 'signals_to_handle'"))
+    assert (told.code, told.seen.partition(": ")[0]) == (2, f"torch {torch.__version__}")
+    assert told.fix.startswith("torch 2.10 or newer")
 
 
 STOPPED = """
