@@ -296,6 +296,14 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
             seen=shlex.join(["muster", *sys.argv[1:]]),
             fix=shlex.join(["muster", "run", *kept, *(own or ["SCRIPT.py"])]),
         )
+    if script[0].rpartition("/")[2] in ("mpirun", "mpiexec", "srun") and how.framework == "torch":
+        place = next((at for at, word in enumerate(script) if re.fullmatch(r"(.*/)?python[0-9.]*|.*\.py", word)), None)
+        if place:
+            raise MusterError(
+                f"each rank would start {script[0]} anew: muster run stands after it",
+                seen=shlex.join(["muster", *sys.argv[1:]]),
+                fix=shlex.join([*script[:place], "muster", "run", *script[place:]]),
+            )
     if re.fullmatch(r"python(3(\.\d+)?)?", script[0]) and how.framework == "torch" and not how.no_python:
         # As it is typed after mpirun and srun: python, its -u, perhaps -m.
         script = script[2 if script[1:2] == ["-u"] else 1 :]

@@ -850,6 +850,23 @@ def test_another_launcher_in_each_rank_is_refused(command: Run, hello: Path, wor
     assert command("muster", "run", "--dry-run", *fix[2:], cwd=hello.parent).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mpirun", "-np", "2", "python", "hello.py", "x"], "mpirun -np 2 muster run python hello.py x"),
+        (["--no-python", "/usr/bin/mpiexec", "-n", "2", "hello.py"], "/usr/bin/mpiexec -n 2 muster run hello.py"),
+        (["--nproc-per-node=2", "--no-python", "srun", "-N2", "python3", "hello.py"], "srun -N2 muster run python3 hello.py"),
+    ],
+)
+def test_what_starts_the_tasks_is_told_to_stand_before_muster_run(
+    command: Run, hello: Path, words: list[str], told: str
+) -> None:
+    """Each rank would start all tasks."""
+    answer = command("muster", "run", *words, cwd=hello.parent)
+    assert answer.returncode == 2
+    assert three_lines(answer.stderr)[2] == told
+
+
 def test_an_option_of_pythons_is_told_the_way_that_takes_it(command: Run, hello: Path) -> None:
     for words in (["-O", str(hello)], ["-c", "print('a b')"]):
         answer = command("muster", "run", "--nproc-per-node=1", "python", *words)
