@@ -53,7 +53,7 @@ def without_launcher(words: Sequence[str]) -> list[str] | None:
         return without_launcher(rest) if rest else None
     if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
         return rest
-    if name in _LAUNCHERS or (name == "accelerate" and rest[:1] == ["launch"]):
+    if name in _LAUNCHERS or (name, *rest[:1]) in (("accelerate", "launch"), ("fabric", "run")):
         # Their options are not torchrun's.
         return list(dropwhile(lambda word: not word.endswith(".py"), rest))
     if name == "tune" and rest[:1] == ["run"] and "--config" in rest[3:] and rest[1].startswith("-"):

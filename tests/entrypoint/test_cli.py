@@ -833,6 +833,7 @@ def test_python_may_stand_before_the_script(command: Run, hello: Path, words: li
         (["python", "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "hello.py"], ["hello.py"]),
         (["composer", "-n", "2", "hello.py", "x"], ["hello.py", "x"]),
         (["-m", "composer.cli", "-n", "2", "hello.py"], ["hello.py"]),
+        (["--no-python", "fabric", "run", "--devices", "2", "hello.py", "x"], ["hello.py", "x"]),
         # torchtune's starts no processes where no option of torchrun's stands before the recipe.
         (
             ["--no-python", "./tune", "run", "--nnodes", "1", "hello", "--config", "c.yaml", "x=1"],
