@@ -30,6 +30,7 @@ from muster.errors import MusterError
 # Source: https://github.com/lablup/backend.ai/blob/main/docs/concepts/networking.rst
 # Source: https://github.com/jctian98/e2e_lfmmi (of Tencent: HOST_NUM, beside which NODE_NUM counts GPUs)
 # Source: https://docs.snowflake.com/developer-guide/snowflake-ml/ml-jobs/direct-per-instance-execution
+# Source: https://www.kubeflow.org/docs/components/trainer/user-guides/jax (JAX_NUM_PROCESSES)
 # Source: https://github.com/bytedance/byteps/blob/master/docs/env.md, https://github.com/jsasaki-utokyo/COAWST (PJM_)
 # Source: https://github.com/TerbiumTB/Pointer-CADv2-RL (of SenseCore), https://github.com/megvii-research/MOTRv2
 # Source: https://github.com/oracle/accelerated-data-science (ads/jobs/templates/driver_pytorch.py: OCI__WORKER_COUNT)
@@ -37,11 +38,11 @@ from muster.errors import MusterError
 NUMBERS = (
     "ARNOLD_WORKER_NUM", "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BACKENDAI_CLUSTER_SIZE",
     "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES", "DMLC_NUM_WORKER", "DSTACK_NODES_NUM", "HOST_NUM",
-    "HQ_NUM_NODES", "KUBEBRAIN_REPLICA_TOTAL", "LEPTON_JOB_TOTAL_WORKERS", "MF_PARALLEL_NUM_NODES", "MLP_WORKER_NUM",
-    "NGC_ARRAY_SIZE", "NHOSTS", "NNODES", "NODE_COUNT", "NODE_NUM", "NUM_NODES", "PADDLE_TRAINERS_NUM", "PJM_NODE",
-    "PJM_VNODES", "RLAUNCH_REPLICA_TOTAL", "SENSECORE_PYTORCH_NNODES", "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES",
-    "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
-    "SNOWFLAKE_JOBS_COUNT", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
+    "HQ_NUM_NODES", "JAX_NUM_PROCESSES", "KUBEBRAIN_REPLICA_TOTAL", "LEPTON_JOB_TOTAL_WORKERS", "MF_PARALLEL_NUM_NODES",
+    "MLP_WORKER_NUM", "NGC_ARRAY_SIZE", "NHOSTS", "NNODES", "NODE_COUNT", "NODE_NUM", "NUM_NODES",
+    "PADDLE_TRAINERS_NUM", "PJM_NODE", "PJM_VNODES", "RLAUNCH_REPLICA_TOTAL", "SENSECORE_PYTORCH_NNODES",
+    "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NUM_TASKS", "SNOWFLAKE_JOBS_COUNT", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
 # Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
 # SageMaker's ["algo-1","algo-2"] the comma. Jhinno's Unischeduler and HPC Pack tell the cores of each: gpu01 4 gpu02 4.

@@ -695,6 +695,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         ("SKYPILOT_NUM_NODES", "2", "1"),
         ("SM_HOSTS", '["algo-1","algo-2"]', '["algo-1"]'),
         ("SNOWFLAKE_JOBS_COUNT", "2", "1"),
+        ("JAX_NUM_PROCESSES", "2", "1"),
         ("SUBMITIT_LOCAL_NTASKS", "2", "1"),
         (
             "TF_CONFIG",
