@@ -39,9 +39,6 @@ class Program:
         return list(self.words) if self.kind == "program" else [sys.executable, "-u", *self.agent_words()]
 
 
-_LAUNCHERS = ("deepspeed", "deepspeed.launcher.runner", "accelerate.commands.launch", "composer", "composer.cli")
-
-
 def without_launcher(words: Sequence[str]) -> list[str] | None:
     """The words of `muster run` that start what `words` start by another launcher; None where they begin with none.
 
@@ -53,7 +50,8 @@ def without_launcher(words: Sequence[str]) -> list[str] | None:
         return without_launcher(rest) if rest else None
     if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
         return rest
-    if name in _LAUNCHERS or (name, *rest[:1]) in (("accelerate", "launch"), ("fabric", "run")):
+    others = ("deepspeed", "deepspeed.launcher.runner", "accelerate.commands.launch", "composer", "composer.cli")
+    if name in others or (name, *rest[:1]) in (("accelerate", "launch"), ("fabric", "run")):
         # Their options are not torchrun's.
         return list(dropwhile(lambda word: not word.endswith(".py"), rest))
     if name == "tune" and rest[:1] == ["run"] and "--config" in rest[3:] and rest[1].startswith("-"):
