@@ -22,8 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from contenders import OF_IMAGES, OF_TOKENS, Train, Work
-from contenders import build as build_contender
+from contenders import OF_IMAGES, OF_TOKENS, Train, Work, build as build_contender
 from results import middle, parser, publish, ratios, spread, table
 from rounds import trainer_of
 

@@ -21,8 +21,7 @@ import typer
 from muster import interruption
 from muster.arguments import command, from_argv, normalise, to_argv, with_homes
 from muster.check.options import BenchOptions, DoctorOptions
-from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, check_here
-from muster.config import check as check_combination
+from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, check as check_combination, check_here
 from muster.config_file import config_of, with_file
 from muster.entrypoint import environment, show
 from muster.entrypoint.detect import resolve
@@ -38,8 +37,7 @@ from muster.entrypoint.options import (
 )
 from muster.entrypoint.rendezvous import address
 from muster.errors import MusterError, explaining, one_line
-from muster.help import NAMES as HELP_NAMES
-from muster.help import Command
+from muster.help import NAMES as HELP_NAMES, Command
 from muster.paths import installed
 from muster.units import plural
 

@@ -25,6 +25,5 @@ def make(name: str, wanted: script.Wanted, file: str | None = None) -> str:
     recognise.check(recognise.Recognised(known, f"refused in the profile {known}", site))
     if site.scheduler == "kubernetes":
         return kubernetes.make(known, site, wanted)
-    return script.script(
-        known, site, wanted, file or f"{Path(name).stem}.{script.EXTENSIONS.get(site.scheduler, 'sh')}"
-    )
+    usual = f"{Path(name).stem}.{script.EXTENSIONS.get(site.scheduler, 'sh')}"
+    return script.script(known, site, wanted, file or usual)

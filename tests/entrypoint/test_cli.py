@@ -856,7 +856,10 @@ def test_another_launcher_in_each_rank_is_refused(command: Run, hello: Path, wor
     [
         (["mpirun", "-np", "2", "python", "hello.py", "x"], "mpirun -np 2 muster run python hello.py x"),
         (["--no-python", "/usr/bin/mpiexec", "-n", "2", "hello.py"], "/usr/bin/mpiexec -n 2 muster run hello.py"),
-        (["--nproc-per-node=2", "--no-python", "srun", "-N2", "python3", "hello.py"], "srun -N2 muster run python3 hello.py"),
+        (
+            ["--nproc-per-node=2", "--no-python", "srun", "-N2", "python3", "hello.py"],
+            "srun -N2 muster run python3 hello.py",
+        ),
     ],
 )
 def test_what_starts_the_tasks_is_told_to_stand_before_muster_run(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from muster.entrypoint.fabric import find
 from muster.entrypoint.fabric.find import CACHE, HostLibraries, HostRoot, Library, NetPlugin

@@ -3,8 +3,7 @@
 import subprocess
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from muster.entrypoint import show
 from muster.entrypoint.jobs import quoting

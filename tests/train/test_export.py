@@ -10,8 +10,7 @@ import torch
 import torchvision
 
 from muster.errors import MusterError
-from muster.train.checkpoint import manager as checkpoint
-from muster.train.checkpoint import storage
+from muster.train.checkpoint import manager as checkpoint, storage
 from muster.train.export import export, main
 from tests.train.comparing import DIGITS, save
 

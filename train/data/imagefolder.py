@@ -15,6 +15,7 @@ from muster.train.data.source import Source, split
 from muster.units import listed
 
 VALID_SHARE = 0.1
+VALIDATES = {"val", "valid", "validation", "test", "testing"}
 LAYOUT = "FOLDER/CLASS/IMAGE.jpg, or FOLDER/train/CLASS/IMAGE.jpg and FOLDER/val/CLASS/IMAGE.jpg"
 
 
@@ -72,9 +73,7 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
 def refuse_mixed(names: dict[str, set[str]], seen: str, layout: str) -> None:
     """Raises MusterError where, by their words, one of `names` is of training data and another of validation data."""
     train = [name for name, words in names.items() if words & {"train", "training"}]
-    valid = [
-        name for name in names if name not in train and names[name] & {"val", "valid", "validation", "test", "testing"}
-    ]
+    valid = [name for name in names if name not in train and names[name] & VALIDATES]
     if train and valid:
         wrong, seen = "training and validation data would be mixed", f"{seen}, with {train[0]} and {valid[0]}"
         raise MusterError(wrong, seen=seen, fix=layout)

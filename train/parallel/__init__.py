@@ -4,5 +4,4 @@ To add one: a file here, and a line in `muster.config.STRATEGIES` with its name 
 `train selftest` and the tests of parity find it there.
 """
 
-from muster.train.parallel.strategy import Strategy as Strategy
-from muster.train.parallel.strategy import load as load
+from muster.train.parallel.strategy import Strategy as Strategy, load as load

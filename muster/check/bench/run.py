@@ -1,7 +1,4 @@
-"""One rank of a measurement, from the meeting of the ranks to the exit code; and what rank 0 prints and writes.
-
-Rank 0 prints the table or the object, the baseline; and the verdict, last.
-"""
+"""One rank of a measurement, from the meeting of the ranks to the exit code; and what rank 0 prints and writes."""
 
 import json
 import os

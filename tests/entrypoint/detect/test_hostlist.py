@@ -1,8 +1,7 @@
 """Host lists: what Slurm writes, what it would never write, and folding as the inverse."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from muster.entrypoint.detect.hostlist import HostListError, expand, expand_counts, whole_number
 

@@ -12,8 +12,7 @@ from muster.entrypoint.detect import resolve, traces
 from muster.entrypoint.detect.allocation import Allocation
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.rendezvous import address as rendezvous
-from muster.entrypoint.rendezvous import file as rendezvous_file
+from muster.entrypoint.rendezvous import address as rendezvous, file as rendezvous_file
 from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect
 

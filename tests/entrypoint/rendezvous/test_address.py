@@ -10,9 +10,7 @@ import pytest
 from muster.entrypoint import recording
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
-from muster.entrypoint.rendezvous import address as rendezvous
-from muster.entrypoint.rendezvous import file as rendezvous_file
-from muster.entrypoint.rendezvous import network
+from muster.entrypoint.rendezvous import address as rendezvous, file as rendezvous_file, network
 from muster.entrypoint.rendezvous.file import Peers
 from muster.errors import MusterError
 from tests.entrypoint.recorded import FOLDERS, detect

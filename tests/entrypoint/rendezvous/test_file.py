@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.entrypoint.rendezvous import file as rendezvous_file
-from muster.entrypoint.rendezvous import network
+from muster.entrypoint.rendezvous import file as rendezvous_file, network
 from muster.entrypoint.rendezvous.file import Participant, Peers, check, meet
 from muster.errors import MusterError
 from tests.clusters.deadline import wait_for

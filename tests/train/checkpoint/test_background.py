@@ -11,9 +11,7 @@ import torch
 from torch.distributed.checkpoint.staging import DefaultStager
 
 from muster.errors import MusterError
-from muster.train.checkpoint import manager as checkpoint
-from muster.train.checkpoint import manager as manager_module
-from muster.train.checkpoint import storage
+from muster.train.checkpoint import manager as checkpoint, manager as manager_module, storage
 from muster.train.checkpoint.manager import CheckpointManager, TrainState, misfit, open_stager
 from muster.train.distributed.world import World
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart

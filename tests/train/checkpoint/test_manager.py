@@ -12,8 +12,7 @@ import torch
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train.checkpoint import manager as checkpoint
-from muster.train.checkpoint import storage
+from muster.train.checkpoint import manager as checkpoint, storage
 from tests.train.comparing import save
 
 

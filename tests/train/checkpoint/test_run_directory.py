@@ -15,8 +15,7 @@ import pytest
 
 from muster.config import Options
 from muster.errors import MusterError
-from muster.train.checkpoint import manager as checkpoint
-from muster.train.checkpoint import run_directory
+from muster.train.checkpoint import manager as checkpoint, run_directory
 from muster.train.checkpoint.run_directory import Run, choose_run, default_name, release
 from muster.train.distributed.world import World
 from tests.train.comparing import save

@@ -15,8 +15,7 @@ from torchvision.transforms.v2.functional import resized_crop
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train import data
-from muster.train.data import images as image_files
-from muster.train.data import nvjpeg
+from muster.train.data import images as image_files, nvjpeg
 from muster.train.data.images import (
     JPEG,
     SCALES,

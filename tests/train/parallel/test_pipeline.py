@@ -9,8 +9,7 @@ import torch
 from muster.config import Options, check
 from muster.errors import MusterError
 from muster.train import models
-from muster.train.checkpoint import manager as checkpoint
-from muster.train.checkpoint import storage
+from muster.train.checkpoint import manager as checkpoint, storage
 from muster.train.distributed.world import World
 from muster.train.models import gpt
 from muster.train.parallel import pipeline
