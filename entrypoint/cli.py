@@ -286,22 +286,18 @@ def _commands() -> typer.Typer:
 
 def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunOptions, script: list[str]) -> None:
     own = without_launcher(["python", "-m", *script] if how.module else script)
-    if own is not None and how.framework == "torch":
+    place = 0
+    if re.fullmatch(r"(.*/)?(mpirun|mpiexec|orterun|prterun|srun)(\..*)?", script[0]):  # mpiexec.hydra, mpirun.openmpi
+        place = next((at for at, word in enumerate(script) if re.fullmatch(r"(.*/)?python[0-9.]*|.*\.py", word)), 0)
+    if how.framework == "torch" and (own is not None or place):
         options_given = sys.argv[2 : len(sys.argv) - len(script)]
         kept = [word for word in options_given if word not in ("-m", "--module", "--no-python")]
+        wrong = "a launcher in each rank would start a world of its own there: muster run stands in its place"
         raise MusterError(
-            "a launcher in each rank would start a world of its own there: muster run stands in its place",
+            f"each rank would start {script[0]} anew: muster run stands after it" if place else wrong,
             seen=shlex.join(["muster", *sys.argv[1:]]),
-            fix=shlex.join(["muster", "run", *kept, *(own or ["SCRIPT.py"])]),
+            fix=shlex.join([*script[:place], "muster", "run", *kept, *(own or script[place:] or ["SCRIPT.py"])]),
         )
-    if script[0].rpartition("/")[2] in ("mpirun", "mpiexec", "srun") and how.framework == "torch":
-        place = next((at for at, word in enumerate(script) if re.fullmatch(r"(.*/)?python[0-9.]*|.*\.py", word)), None)
-        if place:
-            raise MusterError(
-                f"each rank would start {script[0]} anew: muster run stands after it",
-                seen=shlex.join(["muster", *sys.argv[1:]]),
-                fix=shlex.join([*script[:place], "muster", "run", *script[place:]]),
-            )
     if re.fullmatch(r"python(3(\.\d+)?)?", script[0]) and how.framework == "torch" and not how.no_python:
         # As it is typed after mpirun and srun: python, its -u, perhaps -m.
         script = script[2 if script[1:2] == ["-u"] else 1 :]

@@ -156,7 +156,7 @@ def not_met(address: str, port: int, num_nodes: str, error: Exception) -> Muster
     if "EADDRINUSE" in str(error) or "address already in use" in str(error).lower():
         fix = "--master-port PORT, the same on all nodes, with a free port"
         return MusterError(f"port {port} on {host} is taken", seen=seen, fix=fix)
-    if isinstance(error, AttributeError):  # 2.9 and older lack what the agent reads of theirs
+    if isinstance(error, AttributeError) and torch.__version__ < "2.10":  # which lacks what the agent reads
         fix = "torch 2.10 or newer in this environment; PYTHONPATH may bring another"
         return MusterError("the agent does not fit this torch", seen=f"torch {torch.__version__}: {seen}", fix=fix)
     wrong = f"{host} did not meet the others at {address}:{port}"

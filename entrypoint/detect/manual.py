@@ -34,7 +34,6 @@ from muster.errors import MusterError
 # Source: https://github.com/bytedance/byteps/blob/master/docs/env.md, https://github.com/jsasaki-utokyo/COAWST (PJM_)
 # Source: https://github.com/TerbiumTB/Pointer-CADv2-RL (of SenseCore), https://github.com/megvii-research/MOTRv2
 # Source: https://github.com/oracle/accelerated-data-science (ads/jobs/templates/driver_pytorch.py: OCI__WORKER_COUNT)
-# Source: https://github.com/microsoft/pai/blob/master/docs/manual/cluster-user/how-to-use-advanced-job-settings.md
 NUMBERS = (
     "ARNOLD_WORKER_NUM", "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BACKENDAI_CLUSTER_SIZE",
     "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES", "DMLC_NUM_WORKER", "DSTACK_NODES_NUM", "HOST_NUM",
@@ -73,7 +72,6 @@ VARIABLES = (
     "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS,
     *TEXT_FILES, "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
 )  # fmt: skip
-PREFIXES = ("PAI_TASK_ROLE_",)
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"
 

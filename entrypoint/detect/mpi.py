@@ -156,9 +156,7 @@ def mvapich_task(env: Environment, job: Job) -> Task | None:
     """The process of mpirun_rsh that this one is."""
     # The local size alone is set by users too, as a hint to the library.
     names = next((names for names in (MVAPICH, MVAPICH3) if set(names[:3]) & env.keys()), None)
-    if names is None or _is_copied(env, names):
-        return None
-    return by_rank("mvapich", names, Reader(env, FIX_MVAPICH), job)
+    return by_rank("mvapich", names, Reader(env, FIX_MVAPICH), job) if names and not _is_copied(env, names) else None
 
 
 def prrte_task(env: Environment, job: Job) -> None:

@@ -139,8 +139,8 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: b
     if job is NO_SCHEDULER:
         sources |= {"num_nodes": "one machine", "hosts": "this host's name"}
         # In a loop by hand the first node's is no other than that of a machine by itself.
-        names, address = ["NODE_RANK"], env.get("MASTER_ADDR", "")
-        if not re.match(r"$|localhost|127\.|::1", address) and Reader(env, "").own_index((address,), address) is None:
+        names, host = ["NODE_RANK"], env.get("MASTER_ADDR", "")
+        if not re.match(r"$|localhost|127\.|\[?::1|0\.0", host) and Reader(env, "").own_index((host,), host) is None:
             names.append("MASTER_ADDR")
         told = Reader(env, "").seen(*names) if env.keys().isdisjoint({"WORLD_SIZE", *manual.NUMBERS}) else ""
         if told and not is_one_node:
@@ -225,7 +225,6 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     places += ["HOROVOD_SIZE"] if env.get("HOROVOD_SIZE", "1") != "1" else []
     if job is NO_SCHEDULER:
         numbers = [name for name in manual.NUMBERS if name != "NODE_NUM" or env.get("HOST_NUM") != "1"]
-        numbers += [name for name in env if name.startswith("PAI_TASK_ROLE_TASK_COUNT_")]  # OpenPAI's, by role
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *numbers) if env.get(name, "1") != "1"]
         places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
         places += [name for name, several in manual.LISTS.items() if re.search(several, env.get(name, ""))]

@@ -51,7 +51,8 @@ def without_launcher(words: Sequence[str]) -> list[str] | None:
     if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
         return rest
     others = ("deepspeed", "deepspeed.launcher.runner", "accelerate.commands.launch", "composer", "composer.cli")
-    if name in others or (name, *rest[:1]) in (("accelerate", "launch"), ("fabric", "run")):
+    pairs = (("accelerate", "launch"), ("fabric", "run"), ("lightning.fabric.cli", "run"))
+    if name in others or (name, *rest[:1]) in pairs:
         # Their options are not torchrun's.
         return list(dropwhile(lambda word: not word.endswith(".py"), rest))
     if name == "tune" and rest[:1] == ["run"] and "--config" in rest[3:] and rest[1].startswith("-"):

@@ -833,6 +833,7 @@ def test_python_may_stand_before_the_script(command: Run, hello: Path, words: li
         (["python", "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "hello.py"], ["hello.py"]),
         (["composer", "-n", "2", "hello.py", "x"], ["hello.py", "x"]),
         (["-m", "composer.cli", "-n", "2", "hello.py"], ["hello.py"]),
+        (["-m", "lightning.fabric.cli", "run", "--devices", "2", "hello.py"], ["hello.py"]),
         (["--no-python", "fabric", "run", "--devices", "2", "hello.py", "x"], ["hello.py", "x"]),
         # torchtune's starts no processes where no option of torchrun's stands before the recipe.
         (
@@ -856,9 +857,10 @@ def test_another_launcher_in_each_rank_is_refused(command: Run, hello: Path, wor
     [
         (["mpirun", "-np", "2", "python", "hello.py", "x"], "mpirun -np 2 muster run python hello.py x"),
         (["--no-python", "/usr/bin/mpiexec", "-n", "2", "hello.py"], "/usr/bin/mpiexec -n 2 muster run hello.py"),
+        (["--no-python", "mpiexec.hydra", "-n", "2", "hello.py"], "mpiexec.hydra -n 2 muster run hello.py"),
         (
             ["--nproc-per-node=2", "--no-python", "srun", "-N2", "python3", "hello.py"],
-            "srun -N2 muster run python3 hello.py",
+            "srun -N2 muster run --nproc-per-node=2 python3 hello.py",
         ),
     ],
 )

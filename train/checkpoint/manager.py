@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from muster import interruption
 from muster.config import Options
 from muster.errors import RESUME, ExitCode, MusterError
 from muster.paths import text_of
@@ -176,6 +177,8 @@ class CheckpointManager:
         except CheckpointException as error:
             raise not_written(self.run, step, error) from error
         self.completed.append((step, time.perf_counter() - started))
+        # At once: the trainer may stand still before it hears of it.
+        interruption.current.advice = interruption.GOES_ON
 
     def wait(self, limit_s: float | None = None) -> None:
         """Returns when what was begun is complete.

@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from muster.train.data.source import Source, split
 from muster.units import listed
 
 VALID_SHARE = 0.1
+TRAINS = {"train", "training"}
 VALIDATES = {"val", "valid", "validation", "test", "testing"}
+MARKS = TRAINS | VALIDATES
 LAYOUT = "FOLDER/CLASS/IMAGE.jpg, or FOLDER/train/CLASS/IMAGE.jpg and FOLDER/val/CLASS/IMAGE.jpg"
 
 
@@ -59,7 +62,7 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
         MusterError: it has one of the two.
     """
     # Without train/ it may be beside training/, of which is told as what would be mixed.
-    names = ("valid", "validation") if os.path.isdir(root / "train") else ("valid",)
+    names = ("valid", "val", "validation") if os.path.isdir(root / "train") else ("valid",)
     halves = [root / "train", next((half for name in names if os.path.isdir(half := root / name)), root / "val")]
     present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
     if len(present) == 1:
@@ -72,7 +75,7 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
 
 def refuse_mixed(names: dict[str, set[str]], seen: str, layout: str) -> None:
     """Raises MusterError where, by their words, one of `names` is of training data and another of validation data."""
-    train = [name for name, words in names.items() if words & {"train", "training"}]
+    train = [name for name, words in names.items() if words & TRAINS]
     valid = [name for name in names if name not in train and names[name] & VALIDATES]
     if train and valid:
         wrong, seen = "training and validation data would be mixed", f"{seen}, with {train[0]} and {valid[0]}"
@@ -174,9 +177,10 @@ def find_images(root: Path, seen: str) -> Found:
         raise MusterError(f"train/ and {halves[1].name}/ don't have the same classes", seen=seen, fix=fix)
     if len(halves) == 1:
         # Halves differ in one word: training_set and test_set; classes may be an express train and a test tube.
-        words = {name: set(re.findall("[a-z]+", name.lower())) for name in classes}
-        common = set[str].intersection(*words.values())
-        refuse_mixed({name: own for name in classes if len(own := words[name] - common) == 1}, seen, LAYOUT)
+        marked = {name: words for name in classes if (words := set(re.findall("[a-z]+", name.lower()))) & MARKS}
+        for (one, own), (other, its) in combinations(marked.items(), 2):
+            if len(own - its) == len(its - own) == 1:
+                refuse_mixed({one: own - its, other: its - own}, seen, LAYOUT)
     if len(classes) < 2:
         raise MusterError("one class alone can't be told from others", seen=f"classes: {classes[0]}", fix=LAYOUT)
     samples = [sample for _, half in found for sample in half]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -115,10 +116,10 @@ def halves(folder: Path) -> tuple[Path, Path] | None:
     found: dict[tuple[str, str], dict[str, Path]] = {}
     for path in sorted(folder.glob("*")):
         match = HALF.fullmatch(path.name)
-        if match and match[3] in ENDS and path.is_dir() == (match[3] == ""):
+        if match and match[3] in ENDS and path.exists() and path.is_dir() == (match[3] == ""):
             half = name if (name := match[2].lower()) in ("train", "test") else "val"
             found.setdefault((match[1], match[3]), {}).setdefault(half, path)
-    for start, end in sorted(found, key=lambda name: ENDS.index(name[1])):
+    for start, end in sorted(found, key=lambda name: (not {"train", "val"} <= found[name].keys(), ENDS.index(name[1]))):
         parts = found[start, end]
         if {"train", "val"} <= parts.keys():
             return parts["train"], parts["val"]
@@ -126,8 +127,9 @@ def halves(folder: Path) -> tuple[Path, Path] | None:
         if is_mixed or (end in NUMBERS and parts.keys() != {"test"}):
             one = parts.get("train") or parts["val"]
             mixed, alone = "training and test data would be mixed", "the folder has one of two files of tokens alone"
+            itself = shlex.quote(f"--data=tokens:{one}")
             both = f"give the folder both, {start}train{end} and {start}val{end}"
-            fix = f"{both}; or name one itself, --data=tokens:{one}, whose last tenth then validates"
+            fix = f"{both}; or name one itself, {itself}, whose last tenth then validates"
             raise MusterError(mixed if is_mixed else alone, seen=", ".join(map(str, parts.values())), fix=fix)
     return None
 
@@ -202,11 +204,11 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray, int]:
             num_others += others
         else:
             tokens_N, num_others = read(path)
-            if path.is_dir() and not len(tokens_N):
-                fix = "a folder with texts, or with train.bin and val.bin; or the one file of tokens; links don't count"
-                raise MusterError("the folder holds no texts", seen=f"{seen} ({path})", fix=fix)
             end = len(tokens_N) - round(len(tokens_N) * VALID_SHARE)
             train, valid = tokens_N[:end], tokens_N[end:]
+        if path.is_dir() and not len(train):
+            fix = "a folder with texts, or with train.bin and val.bin; or the one file of tokens; links don't count"
+            raise MusterError("the folder holds no texts", seen=f"{seen} ({path})", fix=fix)
     except OSError as error:
         fix = "--data=tokens:PATH that this user may read, on every node; in a container, see that it is bound into it"
         raise MusterError(f"the tokens can't be read: {error.strerror}", seen=f"{seen} ({path})", fix=fix) from error
@@ -229,7 +231,7 @@ def open_source(options: Options, num_tokens: int) -> Source:
     if num_others:
         notes += [f"{plural(num_others, 'file')} left out: links, empty files, and those with zero bytes, as of UTF-16"]
     if pair:
-        notes.append(f"{pair[0].name} trains and {pair[1].name} validates, of {path}")
+        notes.append(f"{pair[0].name} trains and {pair[1].name} validates; all else in {path} is left out")
     train_name, valid_name = map(str, pair or (path, path))
     return Source(
         train=Tokens(train_name, train, seq_len, num_tokens, keep_rest=False),

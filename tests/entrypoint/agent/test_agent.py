@@ -222,8 +222,9 @@ def test_a_port_that_is_taken_is_told_as_that(words: str, is_taken: bool) -> Non
     assert (told.code, "--master-port PORT" in told.fix) == ((2, True) if is_taken else (1, False))
 
 
-def test_a_torch_that_is_too_old_is_told_as_that() -> None:
+def test_a_torch_that_is_too_old_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a framework brought torch 2.9: no node was missing, and no port closed."""
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1+cu128"))
     told = not_met("127.0.0.1", 0, "1", AttributeError("'LaunchConfig' object has no attribute 'signals_to_handle'"))
     assert (told.code, told.seen.partition(": ")[0]) == (2, f"torch {torch.__version__}")
     assert told.fix.startswith("torch 2.10 or newer")

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.staging import DefaultStager
 
+from muster import interruption
 from muster.errors import MusterError
-from muster.train.checkpoint import manager as checkpoint, manager as manager_module, storage
+from muster.train.checkpoint import manager as checkpoint, storage
 from muster.train.checkpoint.manager import CheckpointManager, TrainState, misfit, open_stager
 from muster.train.distributed.world import World
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart
@@ -53,6 +54,14 @@ def test_training_goes_on_while_the_moment_is_kept(manager, held, tmp_path):
     assert torch.equal(checkpoint.load(path)["model"]["w"], torch.zeros(1000))
 
 
+def test_errors_name_resume_as_soon_as_one_is_complete(manager, monkeypatch):
+    """The trainer may stand still before it hears of it."""
+    monkeypatch.setattr(interruption.current, "advice", "the same command starts it again")
+    manager.save({"model": {"w": torch.zeros(10)}, "progress": {"step": 10}}, 10)
+    manager.wait()
+    assert "--resume" in interruption.current.advice
+
+
 def test_each_is_copied_into_the_memory_of_the_one_before(manager, monkeypatch, tmp_path):
     staged, stage = [], DefaultStager.stage
     monkeypatch.setattr(DefaultStager, "stage", lambda self, state: staged.append(stage(self, state)) or staged[-1])
@@ -69,7 +78,7 @@ def test_each_is_copied_into_the_memory_of_the_one_before(manager, monkeypatch, 
 
 def test_the_memory_of_copies_is_pinned_where_there_is_a_gpu(monkeypatch):
     asked = []
-    monkeypatch.setattr(manager_module, "DefaultStager", asked.append)
+    monkeypatch.setattr(checkpoint, "DefaultStager", asked.append)
     for kind in ("cuda", "cpu"):
         open_stager(World(device=torch.device(kind)))
     assert [each.use_pinned_memory for each in asked] == [True, False]

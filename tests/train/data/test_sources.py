@@ -274,6 +274,8 @@ def test_many_classes_without_images_are_told_in_a_line_that_can_be_read(tmp_pat
 )
 def test_halves_under_other_names_are_no_classes(tmp_path, make_images, halves):
     """Each image would have the class Train or Val, and a training would look as if it succeeded."""
+    if halves == ("training_set", "test_set"):
+        make_images(tmp_path / "single_prediction")
     for half in halves:
         make_images(tmp_path / half)
     with pytest.raises(MusterError, match="would be mixed") as raised:

@@ -172,6 +172,30 @@ def test_texts_for_tests_do_not_train(tmp_path, pattern):
     assert data.open_source(options(top)).num_classes == 256
 
 
+def test_a_half_is_named_as_a_shell_takes_it(tmp_path):
+    (folder := tmp_path / "a b").mkdir()
+    for name in ("train.txt", "test.txt"):
+        (folder / name).write_text("a text " * 20)
+    with pytest.raises(MusterError) as raised:
+        data.open_source(options(folder))
+    assert f"'--data=tokens:{folder / 'train.txt'}'" in raised.value.fix
+
+
+def test_a_whole_pair_counts_beside_one_that_lacks_a_half(tmp_path):
+    for name in ("train.txt", "val.txt", "old_train.bin"):
+        (tmp_path / name).write_bytes(b"a" * 200)
+    (tmp_path / "train.u32").symlink_to(tmp_path / "gone")
+    assert len(data.open_source(options(tmp_path)).train.tokens) == 200
+
+
+def test_halves_without_texts_are_told_as_that(tmp_path):
+    for half in ("train", "val"):
+        (tmp_path / half).mkdir()
+        write(tmp_path / half / "0.bin", range(200), "<u2")
+    with pytest.raises(MusterError, match="holds no texts"):
+        data.open_source(options(tmp_path))
+
+
 def test_names_of_programs_and_of_stories_split_nothing(tmp_path):
     for name in ("train.py", "test.py", "val.py", "train journey.txt", "test drive.txt", "constrain.txt", "val.md"):
         (tmp_path / name).write_text(f"[{name}]" * 5)
