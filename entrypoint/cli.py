@@ -292,11 +292,12 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
     if how.framework == "torch" and (own is not None or place):
         options_given = sys.argv[2 : len(sys.argv) - len(script)]
         kept = [word for word in options_given if word not in ("-m", "--module", "--no-python")]
+        rest = script[place:] if place else own
         wrong = "a launcher in each rank would start a world of its own there: muster run stands in its place"
         raise MusterError(
             f"each rank would start {script[0]} anew: muster run stands after it" if place else wrong,
             seen=shlex.join(["muster", *sys.argv[1:]]),
-            fix=shlex.join([*script[:place], "muster", "run", *kept, *(own or script[place:] or ["SCRIPT.py"])]),
+            fix=shlex.join([*script[:place], "muster", "run", *kept, *(rest or ["SCRIPT.py"])]),
         )
     if re.fullmatch(r"python(3(\.\d+)?)?", script[0]) and how.framework == "torch" and not how.no_python:
         # As it is typed after mpirun and srun: python, its -u, perhaps -m.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from muster import config, interruption
+from muster import config
 from muster.config import Options
 from muster.config_file import to_toml
 from muster.errors import ExitCode, MusterError
@@ -29,7 +29,6 @@ from muster.train.reporting import console, metrics, profile, trackers
 from muster.train.reporting.display import Display, header, promised_gpus
 from muster.train.reporting.summary import Log, Setup, collect, command, results, strict_json, write_file
 from muster.units import plural
-from muster.variables import RankReport
 
 SYNC_STEPS = 10
 """Steps between two sums over all ranks, and between two lines of metrics.jsonl up to step LOG_ALL, at most."""
@@ -152,7 +151,6 @@ class Trainer:
         if self.run.resumed_from is None:
             return
         before = restore(self.trained, self.run, self.identity, self.manager, self.world)
-        can_resume()
         self.progress = Progress(**before["progress"])
         self.saved_step = self.progress.step
         self.world.status.step = self.progress.step
@@ -519,7 +517,6 @@ class Trainer:
         """Reports the checkpoints that have become complete on the disk."""
         while self.manager.completed:
             step, seconds = self.manager.completed.popleft()
-            can_resume()
             if self.log is None:
                 continue
             self.log.write({"kind": "checkpoint", "step": step, "save_s": round(seconds, 3)})
@@ -603,12 +600,6 @@ class ProgressSync:
         steps = min(SYNC_STEPS, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
         self.next = min((done // size + 1) * size for size in (steps, self.every))
         return rest
-
-
-def can_resume() -> None:
-    """Notes what to say where Ctrl-C ends this run from now on, here and by its agent."""
-    interruption.current.advice = interruption.GOES_ON
-    console.report_to_agent(RankReport.HAS_CHECKPOINT)
 
 
 def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int, float]:

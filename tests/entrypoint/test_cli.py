@@ -852,6 +852,12 @@ def test_another_launcher_in_each_rank_is_refused(command: Run, hello: Path, wor
     assert command("muster", "run", "--dry-run", *fix[2:], cwd=hello.parent).returncode == 0
 
 
+def test_a_launcher_without_a_script_is_told_where_one_stands(command: Run, hello: Path) -> None:
+    answer = command("muster", "run", "--no-python", "accelerate", "launch", "--multi_gpu", cwd=hello.parent)
+    assert answer.returncode == 2
+    assert three_lines(answer.stderr)[2] == "muster run SCRIPT.py"
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

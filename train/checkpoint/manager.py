@@ -35,6 +35,8 @@ from muster.paths import text_of
 from muster.train.checkpoint import storage
 from muster.train.distributed.world import World, open_side_group
 from muster.train.health.faults import SharedFault
+from muster.train.reporting import console
+from muster.variables import RankReport
 
 NAME = re.compile(r"step-(\d+)")
 LATEST = "latest"
@@ -177,8 +179,7 @@ class CheckpointManager:
         except CheckpointException as error:
             raise not_written(self.run, step, error) from error
         self.completed.append((step, time.perf_counter() - started))
-        # At once: the trainer may stand still before it hears of it.
-        interruption.current.advice = interruption.GOES_ON
+        can_resume()  # at once: the trainer may stand still before it hears of it
 
     def wait(self, limit_s: float | None = None) -> None:
         """Returns when what was begun is complete.
@@ -319,6 +320,12 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
         if not isinstance(cause, storage.Damaged):
             raise
         raise storage.unreadable(path, str(cause)) from error
+
+
+def can_resume() -> None:
+    """Notes how to go on where this run ends from now on, for what is said of it here and by its agent."""
+    interruption.current.advice = interruption.GOES_ON
+    console.report_to_agent(RankReport.HAS_CHECKPOINT)
 
 
 def load_newest(run: Path) -> tuple[Path, State, list[str]]:

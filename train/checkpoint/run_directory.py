@@ -410,6 +410,7 @@ def restore(
     path, plain, notes = manager.first_whole(chosen.candidates, fill)
     chosen.candidates = chosen.candidates[chosen.candidates.index(path) :]
     chosen.notes += notes
+    manager.can_resume()
     return plain
 
 

@@ -166,7 +166,7 @@ def connection_lost(error: BaseException, world: World) -> MusterError:
         "the connection to another rank is lost: it failed before, or is cut off",
         seen=f"rank {world.rank} on {world.host}: {seen}",
         fix="look which rank was ended by a signal, of which its node or the scheduler tells; "
-        f"{interruption.current.advice}",
+        + interruption.current.advice,
         code=ExitCode.FAILED,
     )
 

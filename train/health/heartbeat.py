@@ -178,7 +178,7 @@ def report_hung(
         f"{who} {wrong}",
         seen=f"rank {first}: {at}; stacks of all ranks: {'standard error' if folder is None else folder.parent}",
         fix="read its file there; where a step may take as long: --hang-timeout SECONDS; "
-        f"{interruption.current.advice}",
+        + interruption.current.advice,
         code=ExitCode.FAILED,
     )
     return error, faults.Fault(first, last.host, ExitCode.FAILED, wrong)

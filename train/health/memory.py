@@ -78,7 +78,7 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
             f"a process that loads data has ended on rank {world.rank} of {world.world_size} ({world.host})",
             seen=lost[0].strip(" ."),
             fix="more memory for the job, as the system kills what takes too much, or fewer --train-num-workers; "
-            f"{interruption.current.advice}",
+            + interruption.current.advice,
             code=ExitCode.FAILED,
         )
     if (cause := find(error)) is None:
