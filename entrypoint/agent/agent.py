@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         local_world_size=config.nproc_per_node,
         entrypoint=program,
         args=tuple(words),
-        rdzv_handler=rendezvous.handler_of(arguments, config),
+        rdzv_handler=rendezvous.handler_of(config),
         **{name: getattr(config, name) for name in known},
     )
     agent: Any = Agent(

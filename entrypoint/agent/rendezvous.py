@@ -26,6 +26,8 @@ from muster.entrypoint.rendezvous.network import REFUSED_TIMEOUT_S, within
 from muster.errors import MusterError, notify_if_slow, one_line
 from muster.variables import LaunchVariable
 
+BACKEND = "muster"
+"""The name by which torch's registry knows these handlers."""
 LOOPBACK_ADDRESS = "127.0.0.1"
 ALL_CAME, REFUSAL, HAS_HEARD = "all came", "refusal", "has heard"
 """Keys: all have come, or are waited for no more; why a node can't take part; how many nodes know of that."""
@@ -57,26 +59,28 @@ def timeout_s(arguments: argparse.Namespace) -> int:
     return int(match[1]) if match else 600  # torchrun's own default
 
 
-def handler_of(arguments: argparse.Namespace, config: Any) -> rendezvous.RendezvousHandler:
-    """How this node meets the others, by torchrun's `arguments` and the configuration that torch makes of them."""
-    if arguments.rdzv_backend == "static":
-        node = (*endpoint_of(arguments), arguments.node_rank, config.max_nodes)
-        return StaticNodes(*node, config.run_id, timeout_s(arguments))
-    parameters = rendezvous.RendezvousParameters(
-        backend=config.rdzv_backend,
-        endpoint=config.rdzv_endpoint,
-        run_id=config.run_id,
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        local_addr=config.local_addr,
-        **config.rdzv_configs,
-    )
+def handler_of(config: Any) -> rendezvous.RendezvousHandler:
+    """How this node meets the others, by the configuration that torch makes of torchrun's arguments."""
+    known = {name: getattr(config, name) for name in ("run_id", "min_nodes", "max_nodes", "local_addr")}
+    parameters = rendezvous.RendezvousParameters(BACKEND, config.rdzv_endpoint, **known, **config.rdzv_configs)
+    return rendezvous.rendezvous_handler_registry.create_handler(parameters)
+
+
+def create(parameters: rendezvous.RendezvousParameters) -> rendezvous.RendezvousHandler:
+    """The handler of a fixed number of nodes, where torchrun gave this one a rank; or of nodes that come and go."""
+    if (rank := parameters.get("rank")) is not None:
+        address, _, port = parameters.endpoint.rpartition(":")
+        where = LOOPBACK_ADDRESS if parameters.max_nodes == 1 else address, int(port)
+        return StaticNodes(*where, rank, parameters.max_nodes, parameters.run_id, int(parameters.get("timeout", 600)))
     # torch's own limit ends this first. Here signals are heard meanwhile, as in StaticNodes.
-    limit_s = int(config.rdzv_configs.get("read_timeout", 60)) + STORE_S
+    limit_s = int(parameters.get("read_timeout", 60)) + STORE_S
     _, store = within(limit_s, lambda: create_backend(parameters))
     # A client answers one question at a time: where the agent waits for a key, its sign of life would come too late.
     _, for_records = within(limit_s, lambda: create_backend(parameters))
-    return create_handler(store, Backend(for_records, config.run_id), parameters)
+    return create_handler(store, Backend(for_records, parameters.run_id), parameters)
+
+
+rendezvous.rendezvous_handler_registry.register(BACKEND, create)
 
 
 class StaticNodes(StaticTCPRendezvous):
@@ -88,6 +92,9 @@ class StaticNodes(StaticTCPRendezvous):
 
     Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
     """
+
+    def get_backend(self) -> str:
+        return BACKEND
 
     def next_rendezvous(self) -> rendezvous.RendezvousInfo:
         """The store of all nodes, once they have come.
@@ -179,6 +186,7 @@ class Backend(C10dRendezvousBackend):
     torch's client waits for ever where the store's host vanished: after its time-out, for the answer to its farewell.
     """
 
+    name: Any = BACKEND
     _is_lost = False
 
     def _call_store(self, store_op: str, *args: Any, **kwargs: Any) -> Any:

@@ -202,10 +202,7 @@ def open_stager(world: World) -> DefaultStager:
     is_gpu = world.device.type == "cuda"
     return DefaultStager(
         StagingOptions(
-            use_pinned_memory=is_gpu,
-            use_shared_memory=False,
-            use_async_staging=False,
-            use_non_blocking_copy=is_gpu,
+            use_pinned_memory=is_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=is_gpu
         )
     )
 

@@ -122,11 +122,7 @@ class MLflow:
         self.client.set_terminated(self.run_id, "KILLED" if is_stopped else "FAILED" if code else "FINISHED")
 
 
-TRACKERS = {
-    "tensorboard": (TensorBoard, "tensorboard"),
-    "wandb": (WandB, "wandb"),
-    "mlflow": (MLflow, "mlflow-skinny"),
-}
+TRACKERS = {"tensorboard": (TensorBoard, "tensorboard"), "wandb": (WandB, "wandb"), "mlflow": (MLflow, "mlflow-skinny")}
 """By `--track`, which is the name of the module: the class, and the package to install."""
 
 

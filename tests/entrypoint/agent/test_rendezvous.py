@@ -1,6 +1,5 @@
 """How the agents of a launch meet, and what each tells the others of its workers' ends."""
 
-import argparse
 import json
 import signal
 import time
@@ -120,7 +119,6 @@ def test_a_node_that_cannot_take_part_is_known_to_all_that_come(
 
 def test_a_node_that_waits_for_another_still_gives_signs_of_life() -> None:
     """Or the others would go on without it, and it would take the store, which is its own, for lost."""
-    arguments = argparse.Namespace(nnodes="1:2", rdzv_backend="c10d")
     config = SimpleNamespace(
         rdzv_backend="c10d",
         rdzv_endpoint=f"127.0.0.1:{free_port()}",
@@ -130,7 +128,7 @@ def test_a_node_that_waits_for_another_still_gives_signs_of_life() -> None:
         local_addr="127.0.0.1",
         rdzv_configs={"is_host": 1, "last_call_timeout": 1},
     )
-    handler = handler_of(arguments, config)
+    handler = handler_of(config)
     store = handler.next_rendezvous().store
 
     def wait() -> None:
