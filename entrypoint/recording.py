@@ -30,13 +30,13 @@ SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS|COOKIE|CREDENTIAL|AUTH|JWT|_KEY|KEY_|APIKEY|PRECONDITION_TRANSPORTS|_PW", re.IGNORECASE
 )
 # A URL with a user or a password, what looks like a key (long and hexadecimal, a JWT, or a PEM block), and a command or
-# a URL with one: MUSTER_ARGS='--api-key 8f2c', https://host/file?token=8f2c; sig=8f2c is Azure's
+# a URL with one: --api-key 8f2c, ?token=8f2c, &sig=8f2c. Begun anew at each letter a long text would take hours.
 SECRET_VALUE = re.compile(
-    r"\w+://[^/\s]*@|-----BEGIN|\b(?i:bearer)\s|\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}\b"
-    r"|[-?&](?i:[\w-]*(?:token|secret|password|passwd|key|auth|sig))[=\s]+[^\s-]"
+    r"(?<=\w)://[^/\s]*@|-----BEGIN|\b(?i:bearer)\s|\beyJ[\w-]{10,1000}\.|\b[0-9a-fA-F]{32,}+\b"
+    r"|(?:[?&]|(?<![\w-])\w*-)(?i:[\w-]*(?:token|secret|password|passwd|key|auth|sig))[=\s]+[^\s-]"
 )
 # One that bash exports: BASH_FUNC_module%%=() {  eval ..., up to a brace alone.
-_FUNCTION = re.compile(r"^BASH_FUNC_[^=\n]+(?:%%|\(\))=.*?\n}$", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(r"^BASH_FUNC_[^=\n]+(?:%%|\(\))=(?:.(?!^BASH_FUNC_))*?\n}$", re.MULTILINE | re.DOTALL)
 MAX_FILE = 1_000_000
 MAX_RECORDING_BYTES = 16 << 20
 

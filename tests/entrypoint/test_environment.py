@@ -8,6 +8,7 @@ import pytest
 from muster.entrypoint import recording
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
+from tests.entrypoint.conftest import Run
 
 SECRETS = {
     "SLURM_JWT": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJ1In0.c2ln",
@@ -133,6 +134,16 @@ def test_no_secret_is_in_it() -> None:
     text = recording.as_recording(Environment(SECRETS, host="n2"))
     assert not [name for name, value in SECRETS.items() if name in text or value in text]
     assert "# left out: 16" in text
+
+
+@pytest.mark.parametrize("value", ["-" * 120_000, "eyJaaaaaaaaaa-" * 8_000, "f" * 120_000 + "g", "-key" * 30_000])
+def test_a_long_value_takes_no_hours(command: Run, tmp_path: Path, value: str) -> None:
+    """A recording may be anybody's. The time of these values grew with the square of their length."""
+    file = tmp_path / "job.env"
+    file.write_text(f"MUSTER_TEXT={value}\n" + "BASH_FUNC_x%%=() {\n" * 200_000)
+    answer = command("muster", "detect", "--env-file", str(file), "--record", str(tmp_path / "again.env"))
+    assert answer.returncode == 0
+    assert f"MUSTER_TEXT={value}\n" in (tmp_path / "again.env").read_text()
 
 
 def test_a_file_is_never_written_over(tmp_path: Path) -> None:
