@@ -17,23 +17,7 @@ from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
 # How many nodes a job has, of schedulers without a family here and scripts for torchrun; or all that is left of one.
-# Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
-# Source: https://docs.skypilot.co/en/stable/running-jobs/distributed-jobs.html, https://github.com/TsinghuaC3I/MARTI
-# Source: https://htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
-# Source: https://docs.nvidia.com/dgx-cloud/lepton/features/batch-jobs/predefined-env-vars
-# Source: https://docs.byteplus.com/en/docs/mlp/List_of_common_environment_variables
-# Source: https://github.com/allenai/OLMo/tree/main/scripts (of Beaker), https://github.com/PaddlePaddle/Paddle
-# Source: https://github.com/Netflix/metaflow/blob/master/metaflow/plugins/parallel_decorator.py
-# Source: https://it4innovations.github.io/hyperqueue/stable/jobs/multinode/, https://github.com/ChouYuhong/ULTra
-# Source: https://github.com/facebookincubator/submitit/blob/main/submitit/local/local.py
-# Source: https://github.com/intelligent-machine-learning/dlrover (NODE_NUM), https://github.com/PKUHPC/CraneSched
-# Source: https://github.com/lablup/backend.ai/blob/main/docs/concepts/networking.rst
-# Source: https://github.com/jctian98/e2e_lfmmi (of Tencent: HOST_NUM, beside which NODE_NUM counts GPUs)
-# Source: https://docs.snowflake.com/developer-guide/snowflake-ml/ml-jobs/direct-per-instance-execution
-# Source: https://www.kubeflow.org/docs/components/trainer/user-guides/jax (JAX_NUM_PROCESSES)
-# Source: https://github.com/bytedance/byteps/blob/master/docs/env.md, https://github.com/jsasaki-utokyo/COAWST (PJM_)
-# Source: https://github.com/TerbiumTB/Pointer-CADv2-RL (of SenseCore), https://github.com/megvii-research/MOTRv2
-# Source: https://github.com/oracle/accelerated-data-science (ads/jobs/templates/driver_pytorch.py: OCI__WORKER_COUNT)
+# Whose each of these is, and of those below, and where that was read: docs/decisions/detection.md.
 NUMBERS = (
     "ARNOLD_WORKER_NUM", "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BACKENDAI_CLUSTER_SIZE",
     "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES", "DMLC_NUM_WORKER", "DSTACK_NODES_NUM", "HOST_NUM",
@@ -46,10 +30,6 @@ NUMBERS = (
 # Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
 # SageMaker's ["algo-1","algo-2"] the comma. Jhinno's Unischeduler and HPC Pack tell the cores of each: gpu01 4 gpu02 4.
 # An MPIJob's launcher has a file of its workers, for MPICH, Intel MPI or Open MPI; older ones tell no role.
-# Source: https://learn.microsoft.com/azure/batch/batch-compute-node-environment-variables
-# Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training
-# Source: https://github.com/Azure/hpcpack-linux-agent (CCP_NODES), https://github.com/kxfan2002/Reagent (of Meituan)
-# Source: https://github.com/kubeflow/mpi-operator/blob/master/pkg/controller/mpi_job_controller.go
 LISTS = {
     "AFO_ENV_CLUSTER_SPEC": r'\[\s*"[^"]*"\s*,',
     "AZ_BATCH_HOST_LIST": ",",
@@ -66,7 +46,6 @@ LISTS = {
 # A container of one's own, which lacks SageMaker's toolkit, is told its job's hosts by this file alone.
 # Source: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 SAGEMAKER = Path("/opt/ml/input/config/resourceconfig.json")
-# Source: https://cloud.google.com/batch/docs/reference/rest/v1/projects.locations.jobs (CCS_ is Huawei's Donau)
 TEXT_FILES = ("BATCH_HOSTS_FILE", "CCS_ALLOC_FILE", "OAR_NODEFILE")
 VARIABLES = (
     "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS,

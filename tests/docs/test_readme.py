@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.entrypoint.detect import manual
 from tests.docs import pages, running
 from tests.docs.running import ROOT
 
@@ -43,6 +44,14 @@ def test_what_is_to_be_added_has_its_place() -> None:
     named = re.findall(r"`((?:entrypoint|train|muster|tests|jobs)/[\w/.]+)`", CONTRIBUTING.read_text())
     assert len(named) >= 8
     assert [name for name in named if not (ROOT / name.partition("NAME")[0]).exists()] == []
+
+
+def test_every_variable_of_an_unknown_launcher_is_explained() -> None:
+    page = (ROOT / "docs" / "decisions" / "detection.md").read_text()
+    told = set(re.findall(r"`(\w+)`", page.partition("| Variable |")[2]))
+    names = {*manual.NUMBERS, *manual.LISTS, *manual.TEXT_FILES}
+    assert names - told == set()
+    assert {name for name in told if name.isupper()} - names == set()
 
 
 @pytest.mark.process
