@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -12,7 +13,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, has_file_allowed_extensi
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train.data.images import EncodedImages
-from muster.train.data.source import Source, split
+from muster.train.data.source import Source, left_out, split
 from muster.units import listed
 
 VALID_SHARE = 0.1
@@ -31,12 +32,14 @@ class Found:
             counts of references.
         labels_N: the class of each.
         num_train: the first so many train, the others validate; all of them, where the folder has no such halves.
+        notes: what the user should know of what was found.
     """
 
     paths_N: np.ndarray
     labels_N: np.ndarray
     classes: list[str]
     num_train: int
+    notes: tuple[str, ...]
 
 
 class ImageFiles(EncodedImages):
@@ -102,11 +105,12 @@ def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:
     return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
 
 
-def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
+def images_below(folder: str, above: tuple[str, ...], others: list[str] | None) -> Iterator[str]:
     """The paths of the images in a folder and below it; links are followed, hidden names are left out.
 
     Args:
         above: the real paths of the folders on the way here.
+        others: gets the paths of the other files.
 
     Raises:
         MusterError: a link leads back to a folder above it, without end; or what is no file has an image's name.
@@ -114,23 +118,24 @@ def images_below(folder: str, above: tuple[str, ...]) -> list[str]:
     """
     if (real := os.path.realpath(folder)) in above:
         raise MusterError("a link leads back to a folder above it", seen=f"{folder} -> {real}", fix="remove the link")
-    found: list[str] = []
     for entry in entries_of(folder):
         if entry.is_dir():
-            found += images_below(entry.path, (*above, real))
+            yield from images_below(entry.path, (*above, real), others)
         elif has_file_allowed_extension(entry.name, IMG_EXTENSIONS):
             # A link that leads nowhere is told by who reads it; a pipe would hold its reader for ever.
             if not entry.is_file() and os.path.exists(entry.path):
                 raise MusterError("what is named as an image is no file", seen=entry.path, fix="remove it")
-            found.append(entry.path)
-    return found
+            yield entry.path
+        elif others is not None:
+            others.append(entry.path)
 
 
-def read_folder(folder: Path, seen: str) -> tuple[list[str], list[tuple[str, int]]]:
+def read_folder(folder: Path, seen: str, others: list[str] | None = None) -> tuple[list[str], list[tuple[str, int]]]:
     """The classes below `folder`, and the path and class of each image.
 
     Args:
         seen: what the user typed, for errors.
+        others: gets the paths of the files that are no images.
 
     Raises:
         MusterError: there is no folder, no class in it, a class without images, or a link that leads back.
@@ -142,7 +147,7 @@ def read_folder(folder: Path, seen: str) -> tuple[list[str], list[tuple[str, int
             raise MusterError(f"the data folder {state}", seen=f"{seen} ({folder})", fix=LAYOUT)
         # By folder, then by name.
         images = [
-            sorted(images_below(os.path.join(folder, name), (os.path.realpath(folder),)), key=os.path.split)
+            sorted(images_below(os.path.join(folder, name), (os.path.realpath(folder),), others), key=os.path.split)
             for name in classes
         ]
     except OSError as error:
@@ -169,7 +174,8 @@ def find_images(root: Path, seen: str) -> Found:
         MusterError: it can't be read, a class has no images, halves have other classes, a link leads back.
     """
     halves = halves_of(root, seen, LAYOUT)
-    found = [read_folder(half, seen) for half in halves]
+    others: list[str] = []
+    found = [read_folder(half, seen, others) for half in halves]
     classes, train = found[0]
     if unknown := sorted(set(classes) ^ set(found[-1][0])):
         seen = f"only in one of them: {', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}"
@@ -184,11 +190,13 @@ def find_images(root: Path, seen: str) -> Found:
     if len(classes) < 2:
         raise MusterError("one class alone can't be told from others", seen=f"classes: {classes[0]}", fix=LAYOUT)
     samples = [sample for _, half in found for sample in half]
+    ends = listed(Path(path).suffix or path for path in others)
     return Found(
         paths_N=np.array([os.fsencode(os.path.relpath(path, root)) for path, _ in samples]),
         labels_N=np.array([label for _, label in samples], np.int32),
         classes=classes,
         num_train=len(train),
+        notes=left_out(len(others), f"no images by their names, {ends}"),
     )
 
 
@@ -209,4 +217,5 @@ def open_source(options: Options, found: Found) -> Source:
         valid=ImageFiles(root, found.paths_N[valid], found.labels_N[valid], size, random=False),
         num_classes=len(found.classes),
         size=size,
+        notes=found.notes,
     )

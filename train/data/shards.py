@@ -26,7 +26,7 @@ from muster.errors import MusterError
 from muster.paths import check_regular
 from muster.train.data.imagefolder import choose_halves, find_folder, halves_of, refuse_mixed
 from muster.train.data.images import EncodedImages
-from muster.train.data.source import Source
+from muster.train.data.source import Source, left_out
 from muster.units import listed
 
 INDEX = ".muster-index.npz"
@@ -158,6 +158,8 @@ def scan(options: Options) -> Found:
         shards += [os.path.join(os.path.relpath(half, root), name) for name in names]
         parts.append(samples_N)
         notes += [note] if note else []
+        packed = [name for name in os.listdir(half) if re.search(r"\.(tar\.\w+|tgz)$", name)]
+        notes += left_out(len(packed), "compressed tar files")
     check_classes([part["label"] for part in parts], seen)
     return Found(shards, np.concatenate(parts), num_train=len(parts[0]), notes=tuple(notes))
 

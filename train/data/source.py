@@ -12,6 +12,7 @@ from muster.config import Options, check_data
 from muster.train.data.sampler import generator
 from muster.train.distributed.world import World
 from muster.train.health.faults import SharedFault, agree
+from muster.units import plural
 
 
 class BadSample(Exception):
@@ -112,6 +113,11 @@ def split(num_samples: int, valid_share: float, seed: int) -> tuple[list[int], l
     order = torch.randperm(num_samples, generator=generator(seed, "split")).tolist()
     num_valid = max(1, round(num_samples * valid_share))
     return order[num_valid:], order[:num_valid]
+
+
+def left_out(number: int, what: str) -> tuple[str, ...]:
+    """The note on so many files that are not read, if there are any."""
+    return (f"{plural(number, 'file')} left out: {what}",) if number else ()
 
 
 def open_source(options: Options, world: World | None = None) -> Source:

@@ -14,10 +14,9 @@ import torch
 from muster.config import Options
 from muster.errors import MusterError
 from muster.paths import check_regular
-from muster.train.data.source import BadSample, Samples, Source
+from muster.train.data.source import BadSample, Samples, Source, left_out
 from muster.train.models import IGNORED
 from muster.train.models.gpt import shape_of
-from muster.units import plural
 
 VALID_SHARE = 0.1
 TYPES = {".bin": "<u2", ".u16": "<u2", ".uint16": "<u2", ".u32": "<u4", ".uint32": "<u4"}
@@ -228,8 +227,7 @@ def open_source(options: Options, num_tokens: int) -> Source:
     train, valid, num_others = open_parts(options)
     pair, is_bytes = halves(path), path.is_file() and path.suffix not in NUMBERS
     notes = [NO_TEXT] if is_bytes and not train[:8192].all() else []
-    if num_others:
-        notes += [f"{plural(num_others, 'file')} left out: links, empty files, and those with zero bytes, as of UTF-16"]
+    notes += left_out(num_others, "links, empty files, and those with zero bytes, as of UTF-16")
     if pair:
         notes.append(f"{pair[0].name} trains and {pair[1].name} validates; all else in {path} is left out")
     train_name, valid_name = map(str, pair or (path, path))

@@ -496,6 +496,14 @@ def test_shards_of_both_halves_in_one_folder_are_not_split_by_chance(tmp_path, n
     assert len(data.open_source(options(tmp_path)).valid) == 2
 
 
+def test_compressed_shards_beside_the_others_are_counted(packed):
+    out = packed[1]
+    assert data.open_source(options(out)).notes == ()
+    for name in ("000001.tar.gz", "000002.tgz", "000003.tar.zst"):
+        (out / "train" / name).touch()
+    assert data.open_source(options(out)).notes == ("3 files left out: compressed tar files",)
+
+
 @pytest.fixture
 def labels(tmp_path, monkeypatch):
     """Opens the index of the folder: the classes in it, and the shards whose headers were read for that."""

@@ -198,6 +198,17 @@ def test_images_are_those_of_torchvision_in_its_order(tmp_path, make_images, mon
     assert imagefolder.read_folder(Path(), "")[0] == ["bird", "cat"]
 
 
+def test_files_that_are_no_images_by_their_names_are_counted(tmp_path, make_images):
+    for half in ("train", "val"):
+        make_images(tmp_path / half)
+        assert data.open_source(folder_options(tmp_path / half)).notes == ()
+        for name in ("cat/loop.gif", "bird/more/b.avif", "cat/.hidden.gif"):
+            (tmp_path / half / name).parent.mkdir(exist_ok=True)
+            (tmp_path / half / name).touch()
+    (note,) = data.open_source(folder_options(tmp_path)).notes
+    assert note in [f"4 files left out: no images by their names, {ends}" for ends in (".gif, .avif", ".avif, .gif")]
+
+
 @pytest.mark.parametrize(("link", "to"), [("cat/self", "."), ("cat/up", ".."), ("cat/a/up", "..")])
 def test_a_link_that_leads_back_is_named(tmp_path, make_images, link, to):
     root = make_images(tmp_path / "images")
