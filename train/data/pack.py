@@ -65,6 +65,8 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     if any(Path(os.path.realpath(out)).is_relative_to(os.path.realpath(half)) for half in halves_of(root, "", LAYOUT)):
         fix = "an OUT that is not below FOLDER"
         raise MusterError("the shards would be a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
+    for note in found.notes:
+        notify(f"note: {one_line(note)}")
     again = "and pack again: no shard was left behind"
     try:
         write_folder(out, images, halves, found.classes, shard_mb * MB, seed)

@@ -496,6 +496,12 @@ def test_shards_of_both_halves_in_one_folder_are_not_split_by_chance(tmp_path, n
     assert len(data.open_source(options(tmp_path)).valid) == 2
 
 
+def test_files_that_are_not_packed_are_told(tmp_path, make_images, capsys):
+    (make_images(tmp_path / "images") / "cat" / "loop.gif").touch()
+    pack.pack(tmp_path / "images", tmp_path / "out", shard_mb=1, seed=3)
+    assert "note: 1 file left out: no images by their names, .gif" in capsys.readouterr().err
+
+
 def test_compressed_shards_beside_the_others_are_counted(packed):
     out = packed[1]
     assert data.open_source(options(out)).notes == ()
