@@ -180,20 +180,14 @@ def _seconds(environ: Mapping[str, str], name: str) -> float:
 
 
 DEFAULT_GRACE_S = {
-    # https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man5/flux-config-exec.html (kill-timeout)
     "flux": 5,
-    # https://slurm.schedmd.com/slurm.conf.html#OPT_KillWait
     "slurm": 30,
-    # https://github.com/openpbs/openpbs/blob/master/doc/man1/pbs_queue_attributes.7B (kill_delay)
     "pbs": 10,
-    # https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbparams-job-terminate-interval
     "lsf": 10,
-    # https://manpages.ubuntu.com/manpages/noble/man5/sge_queue_conf.5.html (notify)
     "grid_engine": 60,
-    # https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination
     "kubernetes": 30,
 }
-"""Seconds from the first warning to SIGKILL by default, by the scheduler; sites have others."""
+"""Seconds from the first warning to SIGKILL by default, by the scheduler (docs/surviving.md); sites have others."""
 
 
 class GracePeriod(NamedTuple):
