@@ -50,12 +50,10 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
     try:
         job, rejected = families.find_job(env)
     except MusterError as refusal:
-        from muster.entrypoint.detect import kubernetes
-
-        # Where the user has done what it asks for already, as in a pod that was told WORLD_SIZE=8 and no more.
-        if not is_by_hand or kubernetes.FIX not in refusal.fix:
+        # Where the user tells it, as in a pod that was told WORLD_SIZE=8 and no more, or by ssh into a job of Slurm.
+        if not is_by_hand or options.num_nodes is None:
             raise
-        job, rejected = NO_SCHEDULER, (refusal.wrong,)
+        job, rejected = (manual.listed(env) if "MUSTER_HOSTS" in env else NO_SCHEDULER), (refusal.wrong,)
     scheduler = job.scheduler
     if is_by_hand:
         scheduler = "manual" if job is NO_SCHEDULER else scheduler

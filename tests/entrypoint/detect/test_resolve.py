@@ -211,6 +211,32 @@ def test_a_node_rank_in_a_variable_wins_and_is_checked() -> None:
         detect(Environment({"MUSTER_NODE_RANK": "2", "MUSTER_HOSTS": "a,b"}, host="c"))
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        {"SLURM_JOB_ID": "9"},
+        {"SLURM_JOB_ID": "9", "SLURM_PROCID": "1"},
+        {"PBS_JOBID": "7.pbshead"},
+        {"FLUX_JOB_ID": "f3aXYz"},
+        {**SLURM, "PBS_JOBID": "7.pbshead", "PBS_ENVIRONMENT": "PBS_BATCH", "NCPUS": "4"},
+    ],
+    ids=["ssh", "docker", "pbs", "flux", "two schedulers"],
+)
+def test_a_node_by_hand_needs_no_variables_of_a_scheduler(left: dict[str, str]) -> None:
+    """for i in 0 1; do ssh node0$i train ddp --nnodes 2 --node-rank $i --master-addr node00 & done"""
+    node, by_hand = Environment(left, host="gpu7"), LaunchOptions(nnodes="2", node_rank=1, master_addr="node00")
+    with pytest.raises(MusterError) as refusal:
+        detect(node)
+    found = detect(node, by_hand)
+    assert (found.launcher, found.node_rank, found.num_nodes) == ("manual", 1, 2)
+    assert found.rejected == (refusal.value.wrong,)
+    assert detect(changed(node, MUSTER_NODE_RANK="1"), LaunchOptions(nnodes="2", master_addr="node00")).node_rank == 1
+    assert detect(changed(node, MUSTER_HOSTS="node00,gpu7"), by_hand).hosts == ("node00", "gpu7")
+    # What was not told is the scheduler's to tell.
+    with pytest.raises(MusterError, match=re.escape(refusal.value.wrong)):
+        detect(node, LaunchOptions(node_rank=1))
+
+
 def test_a_node_rank_by_hand_is_not_that_of_several_tasks_on_a_node() -> None:
     """srun --ntasks-per-node=2 muster run --nnodes 2 --node-rank $SLURM_NODEID: two took the place of each node."""
     task = recording.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.3.env")
