@@ -171,17 +171,19 @@ def _of_volcano(read: Reader) -> Task:
     hosts = tuple(host for task in by_task for host in task)
     listed, shown = read.seen(*names), (*names, "VC_TASK_INDEX", "VK_TASK_INDEX", "RANK", "WORLD_SIZE")
     index_name = "VC_TASK_INDEX" if "VC_TASK_INDEX" in env else "VK_TASK_INDEX"
-    index = read.number(index_name)
     own = read.own_index(hosts, listed)
-    if own is None and len(names) == 1 and index < len(hosts):
-        own = index
-    is_here = own is not None and any(task[index : index + 1] == (hosts[own],) for task in by_task)
-    expected = {"RANK": str(own), "WORLD_SIZE": str(len(hosts)), "VK_TASK_INDEX": str(index)}
+    if own is None and len(names) == 1:
+        own = read.number(index_name)
+    # Each pod's place in its task, which the env plugin tells; a job with the PyTorch plugin need not have that one.
+    places = [str(place) for task in by_task for place in range(len(task))]
+    place = None if own is None or own >= len(places) else places[own]
+    expected = {"RANK": str(own), "WORLD_SIZE": str(len(hosts)), "VC_TASK_INDEX": place, "VK_TASK_INDEX": place}
     is_same = all(env.get(name, value) == value for name, value in expected.items())
-    if own is None or not is_here or not is_same or len(set(hosts)) != len(hosts):
+    if own is None or place is None or not is_same or len(set(hosts)) != len(hosts):
         raise read.error("the variables disagree on which pod of the job this is", *shown)
-    sources = {"launcher": f"{index_name}={index}", "num_nodes": f"{len(hosts)} hosts in {listed}", "hosts": listed}
-    return Task.one_a_node("kubernetes", own, len(hosts), hosts, {**sources, "node_rank": sources["launcher"]})
+    mark = read.seen(index_name) or f"the name of this pod, {env.host}"
+    sources = {"launcher": mark, "num_nodes": f"{len(hosts)} hosts in {listed}", "hosts": listed, "node_rank": mark}
+    return Task.one_a_node("kubernetes", own, len(hosts), hosts, sources)
 
 
 TASKS = {"kubernetes": task}

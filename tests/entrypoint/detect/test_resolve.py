@@ -514,6 +514,19 @@ def test_one_index_of_a_pod_is_enough_for_volcano(missing: str) -> None:
     assert detect(replace(worker, variables=left, host="other")).node_rank == 1
 
 
+def test_a_pod_of_volcano_without_its_env_plugin_is_told_by_its_name() -> None:
+    """plugins: {pytorch: [...]}, as in Volcano's user guide, brings the lists of hosts, and no index."""
+    for name, rank in (("master-0.0", 0), ("worker-0.1", 1), ("worker-1.2", 2)):
+        pod = recording.load(FOLDERS / "documented" / f"volcano_pytorch.job-{name}.env")
+        left = {key: value for key, value in pod.items() if "_TASK_INDEX" not in key}
+        found = detect(replace(pod, variables=left))
+        assert (found.node_rank, found.num_nodes, found.hosts[0]) == (rank, 3, "job-master-0.job")
+        assert found.sources["node_rank"] == f"the name of this pod, {pod.host}"
+        for wrong in ({"RANK": str((rank + 1) % 3)}, {"WORLD_SIZE": "4"}, {"VK_TASK_INDEX": "7"}):
+            with pytest.raises(MusterError, match="disagree on which pod"):
+                detect(replace(pod, variables=left | wrong))
+
+
 def test_a_service_that_happens_to_be_called_pet_makes_no_job() -> None:
     """Kubernetes tells all pods the addresses of the services there, in variables by their names."""
     service = {"PET_CLINIC_SERVICE_HOST": "10.96.7.7", "PET_CLINIC_PORT": "tcp://10.96.7.7:80"}
