@@ -126,7 +126,7 @@ class Reader:
         Source: https://github.com/ray-project/ray/blob/master/python/ray/train/torch/config.py (LOCAL_WORLD_SIZE)
         """
         of_one = {"LOCAL_RANK": "0", "LOCAL_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        if any(self.env.get(name, value) != value for name, value in of_one.items()):
+        if any(self.env.get(name, "") not in ("", value) for name, value in of_one.items()):
             raise MusterError(
                 f"a launcher inside this {place} has started this process as one of several",
                 seen=self.seen("RANK", "WORLD_SIZE", *of_one),

@@ -677,6 +677,8 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
         detect(changed(job, RANK="3", WORLD_SIZE="4", LOCAL_RANK="3", **{size: "4"}))
     # What users set for scripts of their own.
     assert detect(changed(job, RANK="0", WORLD_SIZE="4", LOCAL_RANK="0")).mode == "agent"
+    # Of a script that exports them all: docker run -e LOCAL_RANK=$LOCAL_RANK
+    assert detect(changed(job, RANK="", WORLD_SIZE="", LOCAL_RANK="", **{size: ""})).mode == "agent"
     assert detect(changed(job, **{size: "4"})).mode == "agent"
 
 
