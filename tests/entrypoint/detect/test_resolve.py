@@ -365,8 +365,11 @@ def test_a_shell_of_salloc_on_a_login_node_is_not_the_node_of_its_job() -> None:
 
 
 def test_a_script_on_a_host_that_pbs_does_not_list_is_not_alone() -> None:
-    with pytest.raises(MusterError, match="pbs lists pbsn1 only, and this is pbsn9"):
+    with pytest.raises(MusterError, match="pbs lists pbsn1 only, and this is pbsn9") as refusal:
         detect(replace(PBS, host="pbsn9"))
+    # A container may have another name each time.
+    assert refusal.value.fix.endswith("; or train ddp --nnodes 1 --node-rank 0")
+    assert detect(replace(PBS, host="pbsn10"), LaunchOptions(nnodes="1", node_rank=0)).num_nodes == 1
 
 
 def test_a_shell_of_flux_may_say_that_it_is_one_node() -> None:
