@@ -27,8 +27,8 @@ from muster.errors import MusterError
 VARIABLES = (
     "GPUS_PER_NODE", "JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST", "K_MPI_JOB_ROLE", "LOCAL_SIZE",
     "LOCAL_WORLD_SIZE", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS", "LWS_WORKER_INDEX", "MPI_HOST", "PET_MASTER_ADDR",
-    "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "VC_MASTER_HOSTS",
-    "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
+    "PET_MASTER_PORT", "PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "UCLOUD_RANK",
+    "UCLOUD_TASK_COUNT", "VC_MASTER_HOSTS", "VC_TASK_INDEX", "VC_WORKER_HOSTS", "VK_TASK_INDEX",
 )  # fmt: skip
 
 PREFIXES = ("LWS_", "PET_", "VC_", "VK_")
@@ -39,7 +39,8 @@ FIX_VOLCANO = "in the master's pod: mpirun --host $MPI_HOST -n PODS --map-by ppr
 
 _HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
 # By which an author tells the number of pods, where WORLD_SIZE counts processes.
-_NODES = ("AZUREML_NODE_COUNT", "NNODES", "NODE_COUNT", "NUM_NODES")
+# Source: https://github.com/SDU-eScience/UCloud (im2/pkg/integrations/k8s/containers: the last, beside Volcano's names)
+_NODES = ("AZUREML_NODE_COUNT", "NNODES", "NODE_COUNT", "NUM_NODES", "UCLOUD_TASK_COUNT")
 _NO_NAMES = "no names of pods"
 
 
@@ -84,7 +85,7 @@ def _pod(env: Environment) -> Task | None:
     if {"LWS_GROUP_SIZE", "LWS_WORKER_INDEX"} & env.keys():
         return _counted(Reader(env, FIX), "LWS_GROUP_SIZE")
     told = next((name for name in _NODES if name in env), "WORLD_SIZE")
-    is_indexed = "JOB_COMPLETION_INDEX" in env and told in env
+    is_indexed = {"JOB_COMPLETION_INDEX", "UCLOUD_RANK"} & env.keys() and told in env
     return _counted(Reader(env, FIX), told) if is_indexed or "RANK" in env or "WORLD_SIZE" in env else None
 
 
@@ -98,7 +99,7 @@ def _is_mpi_master(env: Environment) -> bool:
 def _counted(read: Reader, name: str) -> Task:
     env = read.env
     # All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
-    names = ("PET_NODE_RANK", "RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "LWS_WORKER_INDEX")
+    names = ("PET_NODE_RANK", "RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "LWS_WORKER_INDEX", "UCLOUD_RANK")
     # In another Job of a JobSet, by the names SET-b-1-0 and SET-a-0-0 of this pod and the master, pods count anew.
     addresses = (env.host or "", env.get("PET_MASTER_ADDR") or env.get("MASTER_ADDR", ""))
     own, first = (re.match(r"(.+)-([^-.]+-\d+)-\d+(?:\.|$)", address) for address in addresses)

@@ -59,7 +59,6 @@ def job(env: Environment) -> Job | None:
     counted = read.optional("MUSTER_ATTEMPT")
     slots, problem = slots_or_problem(lambda: _slots(read))
     source = read.seen("LSB_MCPU_HOSTS") if slots else "no list of hosts"
-    attempt = read.seen("MUSTER_ATTEMPT" if counted else "LSB_RESTART") or "no LSB_RESTART: the first run"
     return Job(
         scheduler="lsf",
         job_id=f"{job_id}[{index}]" if index else job_id,
@@ -74,7 +73,7 @@ def job(env: Environment) -> Job | None:
         sources={
             "scheduler": f"LSB_JOBID={job_id}",
             "job_id": read.seen("LSB_JOBID", "LSB_JOBINDEX"),
-            "attempt": attempt,
+            "attempt": read.seen("MUSTER_ATTEMPT" if counted else "LSB_RESTART") or "no LSB_RESTART: the first run",
             "hosts": source,
             "num_nodes": f"{len(slots)} hosts in {source}",
         },

@@ -630,6 +630,19 @@ def test_a_pod_of_an_indexed_job_whose_author_tells_the_number_of_pods_has_its_p
         detect(changed(pod, NNODES="1"))
 
 
+def test_the_pods_of_ucloud_are_told_their_number_beside_volcanos_index() -> None:
+    """Each job there is told Volcano's index, those of one pod too."""
+    alone = recording.load(FOLDERS / "documented" / "pod_alone.notebook-0.x.env")
+    for rank, num_pods in ((0, 1), (0, 2), (1, 2)):
+        of_volcano = {"VC_TASK_INDEX": str(rank), "VK_TASK_INDEX": str(rank), "VC_JOB_NUM": str(num_pods)}
+        told = {"UCLOUD_RANK": str(rank), "UCLOUD_TASK_COUNT": str(num_pods)}
+        pod = changed(replace(alone, host=f"j-55512-job-{rank}"), **of_volcano)
+        found = detect(changed(pod, **told))
+        assert (found.scheduler, found.node_rank, found.num_nodes) == ("kubernetes", rank, num_pods)
+        with pytest.raises(MusterError, match="how many nodes this job of kubernetes has"):
+            detect(pod)
+
+
 def test_a_pod_of_an_elastic_job_takes_what_the_refusal_asks_for() -> None:
     elastic = recording.load(FOLDERS / "documented" / "kubeflow_elastic.mnist-worker-0.0.env")
     with pytest.raises(MusterError, match="gives its pods no ranks") as refusal:
