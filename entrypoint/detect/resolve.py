@@ -278,12 +278,11 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
         )
     # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
     if job.hosts and env.host and not job.is_host_proved and hostlist.short(env.host) != hostlist.short(job.hosts[0]):
-        by_hand = "{start} --nnodes 1 --node-rank 0{rest}"
-        alone = f"to use this host alone: MUSTER_HOSTS={env.host} {{command}}; or {by_hand}"
+        alone = f"MUSTER_HOSTS={env.host} {{command}}; or {{start}} --nnodes 1 --node-rank 0{{rest}}"
         raise MusterError(
             f"{job.scheduler} lists {job.hosts[0]} only, and this is {env.host}",
             seen=f"{job.sources['hosts']}: {job.hosts[0]}",
-            fix=job.launch if job.launch_one else alone,
+            fix=job.launch if job.launch_one else f"to use this host alone: {alone}",
         )
 
 
