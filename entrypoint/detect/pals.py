@@ -100,9 +100,9 @@ def task(env: Environment, job: Job) -> Task | Rejected | None:
 
 
 def _owner(env: Environment) -> str | None:
-    """The launcher that set PALS's variables in PALS's stead."""
-    step = f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}"
-    if env.get("PALS_APID") == step and env.get("PALS_RANKID") == env.get("SLURM_PROCID"):
+    """The launcher that set PALS's variables in PALS's stead, here or in the step that submitted this job."""
+    # The numbers of a job and a step; PALS calls its own by a UUID.
+    if "SLURM_JOB_ID" in env and re.fullmatch(r"[0-9]+\.[0-9]+", env.get("PALS_APID", "")):
         return "srun"
     folder = env.get("FLUX_JOB_TMPDIR")
     if folder and env.get("PALS_SPOOL_DIR") == folder and env.get("PALS_RANKID") == env.get("FLUX_TASK_RANK"):

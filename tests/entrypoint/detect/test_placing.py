@@ -114,6 +114,21 @@ def test_pmi_beside_the_same_rank_of_pals_is_no_other_launcher() -> None:
     assert detect(PALS).rejected == ()
 
 
+def test_a_job_that_a_step_submitted_keeps_the_variables_that_srun_set_in_pals_stead() -> None:
+    """sbatch in a shell of salloc or of srun --pty, on HPE's systems: each step gets its own, a job's script none."""
+    of_shell = recording.load(FOLDERS / "documented" / "srun_cray_shasta.nid001012.0.env")
+    left = {name: value for name, value in of_shell.items() if name.startswith(("PALS_", "PMI_"))}
+    script = recording.load(FOLDERS / "slurm" / "g_array_0.node01.0.env")
+    found = detect(changed(script, **left))
+    assert (found.scheduler, found.launcher, found.num_nodes) == ("slurm", "local", 1)
+    assert found.rejected == ("pals: PALS_APID=4711.3 PALS_RANKID=0 was set by srun, for Cray MPI",)
+    with pytest.raises(MusterError, match="nothing started this process on each of them"):
+        detect(changed(recording.load(FOLDERS / "slurm" / "a_sbatch_N2.node01.0.env"), **left))
+    assert place(detect(changed(SRUN, **left))) == place(detect(SRUN))
+    # Without Slurm's variables they are all that tells of several processes.
+    assert detect(Environment(left | {"PALS_LOCAL_SIZE": "2"}, host="nid001012")).world_size == 4
+
+
 def test_pmi_alone_belongs_to_the_launcher_that_set_it() -> None:
     found = detect(changed(SRUN, PMI_RANK="2", PMI_SIZE="4"))
     assert (found.launcher, found.rank) == ("srun", 2)
