@@ -130,8 +130,9 @@ def _groups(read: Reader) -> list[tuple[str, ...]]:
 
     Source: https://slurm.schedmd.com/heterogeneous_jobs.html#env_var
     """
-    if "SLURM_HET_SIZE" not in read.env:
-        return []
+    ids = [value for name, value in read.env.items() if name.startswith("SLURM_JOB_ID_HET_GROUP_")]
+    if "SLURM_HET_SIZE" not in read.env or (ids and read.env.get("SLURM_JOB_ID") not in ids):
+        return []  # the latter in a job that was submitted in such a one
     size = read.number("SLURM_HET_SIZE", most=128)  # Slurm's own MAX_HET_JOB_COMPS
     names = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
     names = [name if name in read.env else name.replace("_HET_", "_PACK_") for name in names]

@@ -207,6 +207,14 @@ def test_the_groups_of_a_heterogeneous_job_by_their_old_names(recording: recorde
     assert (found.hosts, found.node_rank, found.rank) == (truth.hosts, truth.node_rank, truth.rank)
 
 
+def test_a_job_that_was_submitted_in_a_heterogeneous_one_has_none_of_its_groups() -> None:
+    left = {name: value for name, value in HETEROGENEOUS[0].environment.items() if "_HET_" in name}
+    script = recording.load(FOLDER / "g_array_0.node01.0.env")
+    for env in (script, step()):
+        alone, found = detect(env), detect(Environment({**env, **left, "SLURM_JOB_ID": "700"}, env.host))
+        assert (found.job_id, found.hosts, found.node_rank) == ("700", alone.hosts, alone.node_rank)
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(("how", "code"), [("-ic", 2), ("-c", 0)], ids=["typed", "in a script"])
 def test_what_is_typed_in_the_shell_of_one_task_does_not_wait_for_the_others(how: str, code: int) -> None:
