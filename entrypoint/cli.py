@@ -376,8 +376,7 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
     typed = ["train", "ddp"]
     context = start.find(env, options, typed)
     of_container = Additions(notes=(f"in a container: {env.engine}",) if env.engine else ())
-    program = Program("module", ("muster.train", "ddp"), is_ours=True)
-    planned = start.plan(context, program, typed, of_container)
+    planned = start.plan(context, Program("module", ("muster.train", "ddp"), is_ours=True), typed, of_container)
     print((show.as_json if wanted.as_json else show.as_table)(context, planned))
 
 
@@ -394,8 +393,7 @@ def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
         return
     if command:
         _check(command, site, options.nodes)
-    wanted = Wanted(**vars(options), command=tuple(command or COMMAND))
-    print(making.make(site, wanted), end="")
+    print(making.make(site, Wanted(**vars(options), command=tuple(command or COMMAND))), end="")
 
 
 def _env(options: LaunchOptions, wanted: EnvOptions) -> None:

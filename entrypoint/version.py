@@ -38,9 +38,8 @@ def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
 
 def _loaded(timeout_s: float) -> dict[str, Any]:
     """What muster/check/versions.py prints: torch is not loaded into this process."""
-    command = [sys.executable, "-P", "-m", "muster.check.versions"]
     try:
-        done = processes.run(command, timeout_s=timeout_s)
+        done = processes.run([sys.executable, "-P", "-m", "muster.check.versions"], timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
         seen = f"no answer within {timeout_s:g} s; is the file system that holds this python slow?"
     else:

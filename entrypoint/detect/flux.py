@@ -82,8 +82,7 @@ def task(env: Environment, job: Job) -> Task | None:
         return None
     read = Reader(env, _fix(env))
     rank, size, local_rank, num_nodes = (read.number(name) for name in TASK_NAMES)
-    fits = rank < size and 1 <= num_nodes <= size
-    read.agree(fits, "Flux's variables contradict each other", *TASK_NAMES)
+    read.agree(rank < size and 1 <= num_nodes <= size, "Flux's variables contradict each other", *TASK_NAMES)
     # Flux speaks PMI to its own tasks: other values are those of a launcher inside the task.
     is_own = env.get("PMI_RANK", str(rank)) == str(rank) and env.get("PMI_SIZE", str(size)) == str(size)
     wrong = "Flux and another launcher disagree on which process this is"

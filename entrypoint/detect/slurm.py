@@ -26,10 +26,11 @@ from muster.errors import MusterError
 VARIABLES = (
     "SLURM_CPUS_ON_NODE", "SLURM_CPUS_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_EXPORT_ENV", "SLURM_GPUS_ON_NODE",
     "SLURM_GPUS_PER_TASK", "SLURM_GTIDS", "SLURM_HET_SIZE", "SLURM_JOBID", "SLURM_JOB_END_TIME", "SLURM_JOB_ID",
-    "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_RESTART_COUNT", "SLURM_JOB_START_TIME", "SLURM_LOCALID",
-    "SLURM_NODEID", "SLURM_NODELIST", "SLURM_NTASKS", "SLURM_NTASKS_PER_GPU", "SLURM_PROCID", "SLURM_PTY_PORT",
-    "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS",
-    "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_TASK_PID", "SLURM_TRES_PER_TASK", "SLURMD_NODENAME",
+    "SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES", "SLURM_JOB_RESTART_COUNT",
+    "SLURM_JOB_START_TIME", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NODELIST", "SLURM_NTASKS", "SLURM_NTASKS_PER_GPU",
+    "SLURM_PROCID", "SLURM_PTY_PORT", "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NODELIST",
+    "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
+    "SLURM_TASK_PID", "SLURM_TRES_PER_TASK", "SLURMD_NODENAME",
     # The lists of a heterogeneous job's groups, of which few have more than 16.
     *(f"SLURM_JOB_NODELIST_{kind}_GROUP_{group}" for kind in ("HET", "PACK") for group in range(16)),
 )  # fmt: skip
@@ -130,8 +131,8 @@ def _groups(read: Reader) -> list[tuple[str, ...]]:
 
     Source: https://slurm.schedmd.com/heterogeneous_jobs.html#env_var
     """
-    ids = [value for name, value in read.env.items() if name.startswith("SLURM_JOB_ID_HET_GROUP_")]
-    if "SLURM_HET_SIZE" not in read.env or (ids and read.env.get("SLURM_JOB_ID") not in ids):
+    is_own = read.env.get("SLURM_JOB_ID_HET_GROUP_0") in (None, read.env.get("SLURM_JOB_ID"))
+    if "SLURM_HET_SIZE" not in read.env or not is_own:
         return []  # the latter in a job that was submitted in such a one
     size = read.number("SLURM_HET_SIZE", most=128)  # Slurm's own MAX_HET_JOB_COMPS
     names = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
