@@ -35,9 +35,11 @@ LISTS = {
     "AZ_BATCH_HOST_LIST": ",",
     "CCP_NODES": r"\s\d+\s+\S",
     "CLUSTER_SPEC": "workerpool1",
+    "COORDINATOR_ADDRESS": "-worker-0$",
     "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "JH_HOSTS": r"\s\d+\s+\S",
+    "NCCL_HOSTID": ":",  # with an IPv6 address
     "OCI__WORKER_COUNT": "[1-9]",  # beside the first node
     "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
     "SM_HOSTS": ",",

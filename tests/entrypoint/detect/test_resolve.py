@@ -715,6 +715,8 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
             '{"cluster":{"workerpool0":["a:2222"]},"task":{"type":"workerpool0","index":0}}',
         ),
         ("ARNOLD_WORKER_NUM", "2", "1"),
+        ("COORDINATOR_ADDRESS", "jaxjob-simple-worker-0", "localhost"),
+        ("NCCL_HOSTID", "modalfdaa:0:1::2", "node02"),
         ("BACKENDAI_CLUSTER_SIZE", "2", "1"),
         ("BEAKER_REPLICA_COUNT", "2", "1"),
         ("CCP_NODES", "2 NODE02 8 NODE03 8", "1 NODE02 8"),
