@@ -153,7 +153,7 @@ class Reader:
         fix = self.fix
         # A container may have been given some of the variables, by name.
         if self.env.engine in ("apptainer", "docker", "podman"):
-            fix = f"{self.env.way_in()}; or {fix}"
+            fix = f"{self.env.way_in()}; or, if it is but one node, --nnodes 1 --node-rank 0; or {fix}"
         raise MusterError(f"{name} is missing, but variables that go with it are set", seen=f"no {name}", fix=fix)
 
     def _list(self, name: str, field: str | None, kind: str, expand: Callable[[str], T]) -> T:

@@ -54,6 +54,9 @@ def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
     with pytest.raises(MusterError, match="SLURM_JOB_NODELIST is missing") as refusal:
         detect(Environment({"SLURM_JOB_ID": "9"}, host="node01", engine="docker"))
     assert "docker run" in refusal.value.fix
+    assert "; or, if it is but one node, --nnodes 1 --node-rank 0; or " in refusal.value.fix
+    by_hand = LaunchOptions(nnodes="1", node_rank=0)
+    assert detect(Environment({"SLURM_JOB_ID": "9"}, host="node01", engine="docker"), by_hand).num_nodes == 1
 
 
 @pytest.mark.parametrize(
