@@ -148,8 +148,7 @@ def blaunch_task(env: Environment, job: Job) -> Task | None:
             seen=seen,
             fix=f"{read.fix}; or {job.launch}",
         )
-    own = read.own_index(job.hosts, seen)
-    if not 1 <= task <= len(job.hosts) or own not in (None, task - 1):
+    if not 1 <= task <= len(job.hosts) or read.own_index(job.hosts, seen) not in (None, task - 1):
         raise MusterError("blaunch's task does not fit the job's list of hosts", seen=seen, fix=read.fix)
     sources = {"launcher": f"LSF_PM_TASKID={task}", "node_rank": f"LSF_PM_TASKID={task}, counted from 1"}
     return Task.one_a_node("blaunch", task - 1, len(job.hosts), job.hosts, sources)

@@ -290,9 +290,8 @@ def by_rank(
         _check_order(launcher, ranks, node_rank, read.seen(*names), is_known=bool(hosts) or known_node_rank is not None)
         if num_nodes > 1 and local_size > 1 and counted is None:
             notes.append(f"each node is taken to run {plural(local_size, 'process')}, as this one does")
-    fits = known_node_rank is None or known_node_rank == node_rank < len(tasks_per_node)
     wrong = f"{launcher} says node rank {known_node_rank}, which does not fit its hosts, or its ranks and sizes"
-    read.agree(fits, wrong, *names)
+    read.agree(known_node_rank is None or known_node_rank == node_rank < len(tasks_per_node), wrong, *names)
     return Task(
         launcher=launcher,
         node_rank=node_rank,
