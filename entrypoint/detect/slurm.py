@@ -61,8 +61,9 @@ def job(env: Environment) -> Job | None:
     # container may have been given those of the task alone.
     of_task = {"SLURM_GTIDS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
     lists = {"SLURM_HET_SIZE", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE"}
-    if not {"SLURM_JOB_ID", "SLURM_JOBID", *lists, *of_task} & env.keys():
-        return None
+    is_lone = env.keys() & set(VARIABLES) == {"SLURM_JOB_ID"}
+    if not {"SLURM_JOB_ID", "SLURM_JOBID", *lists, *of_task} & env.keys() or (is_lone and "MUSTER_HOSTS" in env):
+        return None  # the latter by ssh in a loop, as below: the user's list of hosts tells all
     read = Reader(env, FIX_JOB)
     read.sources["attempt"] = "no SLURM_RESTART_COUNT: the first run"
     # slurmd's, which is unset on the first run; ParaStation stands in slurmd's place at JSC, and has the other name.
@@ -70,7 +71,7 @@ def job(env: Environment) -> Job | None:
     job_id = read.identifier("SLURM_JOB_ID", "job_id")
     # A container may have been given this one alone. Elsewhere it is ssh's way into a job, by pam_slurm_adopt.
     # Source: https://github.com/SchedMD/slurm/blob/master/contribs/pam_slurm_adopt/pam_slurm_adopt.c
-    if env.engine is None and env.keys() & set(VARIABLES) == {"SLURM_JOB_ID"}:
+    if env.engine is None and is_lone:
         raise MusterError(
             "this shell came into the job by ssh, which tells nothing of it but its number",
             seen=f"SLURM_JOB_ID={job_id} alone",

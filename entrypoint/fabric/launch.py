@@ -186,9 +186,8 @@ def _check_devices(finding: "Finding", profile: "Fabric", places: Places) -> Non
     """Returns if one of the fabric's device files is in this container, or the fabric has none."""
     from muster.entrypoint.fabric.find import HostRoot, values
 
-    own = HostRoot(places.own)
     patterns = [pattern for pattern in values(profile.devices.recognise) if pattern.startswith("/dev/")]
-    if patterns and not any(map(own.glob, patterns)):
+    if patterns and not any(map(HostRoot(places.own).glob, patterns)):
         # A folder is passed as a whole; files by name, as docker knows no patterns.
         files = [device.name for device in finding.nccl_devices if device.kind == "slingshot"]
         words = " ".join(f"--device /dev/{name}" for name in files)

@@ -59,6 +59,16 @@ def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
     assert detect(Environment({"SLURM_JOB_ID": "9"}, host="node01", engine="docker"), by_hand).num_nodes == 1
 
 
+@pytest.mark.parametrize("engine", [None, "apptainer"])
+def test_a_shell_by_ssh_goes_by_the_users_list_of_hosts(engine: str | None) -> None:
+    """pdsh -w node[01-02] MUSTER_HOSTS=node[01-02] train ddp, from the script of the job."""
+    shell = Environment({"SLURM_JOB_ID": "9", "MUSTER_HOSTS": "node[01-02]"}, host="node02", engine=engine)
+    found = detect(shell)
+    assert (found.launcher, found.node_rank, found.hosts) == ("manual", 1, ("node01", "node02"))
+    with pytest.raises(MusterError, match="SLURM_JOB_NODELIST is missing"):
+        detect(replace(shell, variables={**shell, "SLURM_PROCID": "1"}))
+
+
 @pytest.mark.parametrize(
     ("tasks", "words", "asked"),
     [
