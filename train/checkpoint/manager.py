@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from muster import interruption
 from muster.config import Options
 from muster.errors import RESUME, ExitCode, MusterError
-from muster.paths import text_of
+from muster.paths import content_of, text_of
 from muster.train.checkpoint import storage
 from muster.train.distributed.world import World, open_side_group
 from muster.train.health.faults import SharedFault
@@ -42,6 +42,12 @@ NAME = re.compile(r"step-(\d+)")
 LATEST = "latest"
 REPLACED = ".old.partial"
 """The end of the name of a checkpoint in whose place another of the same step is put."""
+
+WRITER = ".writer"
+"""The file in a run's folder that says which process alone writes there."""
+
+claimed: dict[Path, bytes] = {}
+"""What this process has written into that file, by the run's folder, since when it is the one (run_directory.py)."""
 
 Read = TypeVar("Read")
 
@@ -72,13 +78,46 @@ def split(state: Mapping[str, Any], prefix: str = "") -> tuple[State, dict[str, 
     return plain, tensors
 
 
+class Lost(Exception):
+    """The run's folder is another process's by now. It passes between ranks, which a MusterError can't."""
+
+
+def is_lost(run: Path) -> bool:
+    """Whether another process writes into `run`, which this one has claimed: it took this one for dead.
+
+    Raises:
+        OSError: the file that says so can't be read.
+    """
+    own = claimed.get(run)
+    try:
+        return own is not None and content_of(run / WRITER) != own
+    except FileNotFoundError:
+        return run.is_dir()  # the other has ended; without a folder, it is that which is gone
+
+
+def taken_over(run: Path) -> MusterError:
+    """The error for a user whose training has lost `run`."""
+    return MusterError(
+        "another training has taken over this run's folder: this one was suspended, or cut off from its files",
+        seen=f"{run / WRITER}: {text_of(run / WRITER)[:400] or 'it is gone'}",
+        fix=f"let the other one train; when it has ended, {RESUME}",
+        code=ExitCode.FAILED,
+    )
+
+
 def partial_of(run: Path, step: int) -> Path:
     """Where a checkpoint is until it is complete."""
     return folder_of(run) / f".step-{step:08d}.partial"
 
 
 def publish(run: Path, partial: Path, step: int, keep: int) -> None:
-    """Gives a checkpoint that is complete on the disk its name, and removes those that are not kept."""
+    """Gives a checkpoint that is complete on the disk its name, and removes those that are not kept.
+
+    Raises:
+        Lost: the run's folder is another process's.
+    """
+    if is_lost(run):
+        raise Lost
     folder = folder_of(run)
     path = folder / f"step-{step:08d}"
     if path.exists():
@@ -106,6 +145,8 @@ def put_back(run: Path) -> None:
 def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault:
     """The error for a user whose checkpoint was not written, on all ranks; what was written of it is removed."""
     rank, (cause, _) = min(error.failures.items())
+    if isinstance(cause, Lost):
+        return SharedFault(**taken_over(run).parts)  # the other may be writing one of the same step
     shutil.rmtree(partial_of(run, step), ignore_errors=True)
     if not isinstance(cause, OSError):
         # torch's own is no Exception: it would pass `close`, and hide why the run ends.

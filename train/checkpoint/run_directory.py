@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.paths import content_of, text_of
 from muster.train.checkpoint import manager
+from muster.train.checkpoint.manager import WRITER
 from muster.train.checkpoint.storage import read_index, write_text
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
@@ -247,11 +248,7 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
         number += 1
 
 
-WRITER = ".writer"
 TOUCH_S, SILENT_S = 5.0, 20.0
-
-_claims: dict[Path, Event] = {}
-"""The claims of this process, by file, and what ends each one's thread."""
 
 
 class Writer(msgspec.Struct, frozen=True):
@@ -296,10 +293,11 @@ def claim(folder: Path, launch: str) -> None:
         MusterError: another process trains in this folder.
     """
     own, path = Writer.here(launch), folder / WRITER
+    content = msgspec.json.encode(own)
     while True:
         try:
             with path.open("xb") as file:
-                file.write(msgspec.json.encode(own))
+                file.write(content)
             break
         except FileExistsError:
             found, aside = text_of(path), path.with_name(f"{WRITER}.{own.host}.{own.pid}")
@@ -310,14 +308,16 @@ def claim(folder: Path, launch: str) -> None:
                 if text_of(aside) != found:
                     aside.rename(path)
                 aside.unlink(missing_ok=True)
-    released = Event()
+    manager.claimed[folder] = content
 
     def touch() -> None:
-        while not released.wait(TOUCH_S):
+        while folder in manager.claimed:
             with suppress(OSError):
+                if manager.is_lost(folder):
+                    return
                 os.utime(path)
+            time.sleep(TOUCH_S)
 
-    _claims[path] = released
     Thread(target=touch, daemon=True).start()
 
 
@@ -344,8 +344,9 @@ def is_alive(path: Path, own: Writer) -> bool:
     if other is not None and (other.host, other.namespace) == (own.host, own.namespace):
         return other.pid != own.pid and started(other.pid) == other.started
     console.notify(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
-    first, end = touched(path), time.monotonic() + SILENT_S
-    while time.monotonic() < end:
+    first = touched(path)
+    # Counted and not timed: a file server that stands still holds up the other's touch as it does this look.
+    for _ in range(round(SILENT_S)):
         time.sleep(1)
         if touched(path) != first:
             return touched(path) is not None
@@ -360,12 +361,12 @@ def touched(path: Path) -> int | None:
 
 
 def release() -> None:
-    """Gives back what this process has claimed."""
-    for path, released in _claims.items():
-        released.set()
+    """Gives back what this process has claimed, and still has."""
+    for folder in manager.claimed:
         with suppress(OSError):
-            path.unlink()
-    _claims.clear()
+            if not manager.is_lost(folder):
+                (folder / WRITER).unlink()
+    manager.claimed.clear()
 
 
 def share_run(world: World, options: Options, strategy: str) -> Run:

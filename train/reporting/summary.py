@@ -7,8 +7,8 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ import torch
 from muster.config import Options
 from muster.errors import RESUME, ExitCode, explaining
 from muster.paths import installed
+from muster.train.checkpoint import manager
 from muster.train.checkpoint.manager import Progress
 from muster.train.checkpoint.run_directory import Run
 from muster.train.checkpoint.storage import write_text
@@ -351,10 +352,14 @@ def write_file(path: Path, text: str) -> None:
         write_text(path, text)
 
 
-def writing(path: Path) -> AbstractContextManager[None]:
-    """A context in which a file system that refuses `path` is a user's error."""
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A context in which a file system that refuses `path` is a user's error; so is a folder of another's by now."""
     fix = f"make room, raise the quota, or see that the file system is there; {RESUME}, if there is one"
-    return explaining(f"{path.name} could not be written", seen=path, fix=fix, code=ExitCode.FAILED)
+    with explaining(f"{path.name} could not be written", seen=path, fix=fix, code=ExitCode.FAILED):
+        if manager.is_lost(path.parent):
+            raise manager.taken_over(path.parent)
+        yield
 
 
 class Log:

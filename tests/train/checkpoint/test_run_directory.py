@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ from muster.errors import MusterError
 from muster.train.checkpoint import manager as checkpoint, run_directory
 from muster.train.checkpoint.run_directory import Run, choose_run, default_name, release
 from muster.train.distributed.world import World
-from tests.train.comparing import save
+from muster.train.reporting.summary import Log, write_file
+from tests.train.comparing import STEPS, TEXT, save
 
 
 def options(tmp_path, **more):
@@ -358,6 +360,65 @@ def test_what_touches_the_writers_file_keeps_no_process_that_fails_from_its_end(
         assert [thread.daemon for thread in set(threading.enumerate()) - before] == [True]
     finally:
         release()
+
+
+@pytest.mark.parametrize("theirs", ["another's", None], ids=["writes", "has ended"])
+def test_a_writer_that_another_took_for_dead_writes_no_more(tmp_path, monkeypatch, theirs):
+    monkeypatch.setattr(run_directory, "TOUCH_S", 0.02)
+    folder = with_checkpoint(choose_run(options(tmp_path, name="mine"), "ddp").folder)
+    before = checkpoint.saved(folder)
+    writer = folder / ".writer"
+    writer.unlink()
+    if theirs:
+        writer.write_text(theirs)
+    touched = run_directory.touched(writer)
+    try:
+        for write in (
+            lambda: with_checkpoint(folder, 2),
+            lambda: Log(folder, 1),
+            lambda: write_file(folder / "summary.json", "{}"),
+        ):
+            with pytest.raises(MusterError, match="another training has taken over") as raised:
+                write()
+            assert (theirs or "it is gone") in raised.value.seen
+            assert raised.value.code == 1
+        time.sleep(0.1)
+    finally:
+        release()
+    assert run_directory.touched(writer) == touched  # it looks no more alive than its process is
+    assert checkpoint.saved(folder) == before
+    assert {path.name for path in folder.iterdir()} == {"checkpoints", *([".writer"] if theirs else [])}
+
+
+def test_a_run_whose_folder_is_gone_is_told_so(tmp_path):
+    folder = choose_run(options(tmp_path, name="mine"), "ddp").folder
+    shutil.rmtree(folder)
+    with pytest.raises(MusterError, match="could not be written: No such file"):
+        Log(folder, 0)
+    release()
+
+
+# As another does that has taken this training for dead while it writes.
+TAKES_OVER = """
+from muster.train.checkpoint import manager
+publish = manager.publish
+def late(run, *more):
+    (run / ".writer").write_text("another's")
+    publish(run, *more)
+manager.publish = late
+"""
+
+
+@pytest.mark.process
+def test_a_checkpoint_that_comes_too_late_is_refused_once_on_all_ranks(train, tmp_path):
+    argv = ["ddp", *TEXT, *STEPS, "--max-steps=2", f"--runs-dir={tmp_path}", "--name=mine"]
+    ranks = train(argv, 2, before=TAKES_OVER)
+    assert [ended.code for ended in ranks] == [1, 1]
+    assert "error: another training has taken over" in ranks[0].err
+    assert "Traceback" not in ranks[0].err + ranks[1].err
+    assert "error" not in ranks[1].err
+    assert not checkpoint.saved(tmp_path / "mine")
+    assert (tmp_path / "mine" / ".writer").read_text() == "another's"
 
 
 @pytest.mark.parametrize(("name", "is_refused"), [("frist", True), ("first-2", False), ("another", False)])
