@@ -453,7 +453,7 @@ class Trainer:
         return SharedFault(
             wrong,
             seen=f"epoch {self.progress.epoch + 1}, at step {self.progress.step}, --lr={self.options.lr} "
-            f"--warmup-steps={self.options.warmup_steps}",
+            f"--warmup-steps={self.options.warmup_steps} --weight-decay={self.options.weight_decay}",
             fix=f"a smaller --lr, a longer warm-up or --clip-norm=1{goes_on}",
             code=ExitCode.FAILED,
         )

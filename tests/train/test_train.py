@@ -168,6 +168,7 @@ def test_a_run_that_fails_has_its_options_and_said_what_it_trains_with(train, tm
     ended = train([*argv, "--lr-schedule=cosine", "--name=run", f"--runs-dir={tmp_path}"], 2)
     assert [each.code for each in ended] == [1, 1]
     assert "the training loss is" in ended[0].err
+    assert "--lr=1e+30 --warmup-steps=0 --weight-decay=0.0001\n" in ended[0].err  # each of which may be why
     assert "--resume" not in ended[0].err  # there is no checkpoint
     assert not (tmp_path / "run" / "summary.json").exists()
     training = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["training"]
