@@ -220,6 +220,7 @@ def main() -> None:
         try:
             rows = make_rows(cases(num_ranks), trainings, Path(name), device, sys.stderr if asked.json else sys.stdout)
         except (KeyboardInterrupt, SystemExit):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would leave a part of the folder
             processes.kill_descendants()
             raise
     passed = sum(row["passed"] for row in rows)

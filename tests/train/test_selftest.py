@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -125,6 +126,13 @@ def test_sigterm_leaves_no_folder(monkeypatch, capsys):
         folders.append(folder)
         os.kill(os.getpid(), signal.SIGTERM)
 
+    remove = tempfile.TemporaryDirectory.cleanup
+
+    def warned_again(folder):
+        os.kill(os.getpid(), signal.SIGTERM)
+        remove(folder)
+
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", warned_again)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         monkeypatch.setattr(selftest, "launch", ended)
