@@ -78,21 +78,15 @@ def split(state: Mapping[str, Any], prefix: str = "") -> tuple[State, dict[str, 
     return plain, tensors
 
 
-class Lost(Exception):
-    """The run's folder is another process's by now. It passes between ranks, which a MusterError can't."""
-
-
 def is_lost(run: Path) -> bool:
-    """Whether another process writes into `run`, which this one has claimed: it took this one for dead.
-
-    Raises:
-        OSError: the file that says so can't be read.
-    """
+    """Whether another process writes into `run`, which this one has claimed: it took this one for dead."""
     own = claimed.get(run)
     try:
         return own is not None and content_of(run / WRITER) != own
     except FileNotFoundError:
         return run.is_dir()  # the other has ended; without a folder, it is that which is gone
+    except OSError:
+        return False  # what is written next tells what is wrong
 
 
 def taken_over(run: Path) -> MusterError:
@@ -114,10 +108,10 @@ def publish(run: Path, partial: Path, step: int, keep: int) -> None:
     """Gives a checkpoint that is complete on the disk its name, and removes those that are not kept.
 
     Raises:
-        Lost: the run's folder is another process's.
+        OSError: the disk is full, or the folder is another process's.
     """
     if is_lost(run):
-        raise Lost
+        raise OSError("another training has taken over")  # and no MusterError, which can't pass to other ranks
     folder = folder_of(run)
     path = folder / f"step-{step:08d}"
     if path.exists():
@@ -145,8 +139,8 @@ def put_back(run: Path) -> None:
 def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault:
     """The error for a user whose checkpoint was not written, on all ranks; what was written of it is removed."""
     rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, Lost):
-        return SharedFault(**taken_over(run).parts)  # the other may be writing one of the same step
+    if is_lost(run):  # whose writer has removed what was half written
+        return SharedFault(**taken_over(run).parts)
     shutil.rmtree(partial_of(run, step), ignore_errors=True)
     if not isinstance(cause, OSError):
         # torch's own is no Exception: it would pass `close`, and hide why the run ends.

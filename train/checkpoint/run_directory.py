@@ -312,10 +312,9 @@ def claim(folder: Path, launch: str) -> None:
 
     def touch() -> None:
         while folder in manager.claimed:
-            with suppress(OSError):
-                if manager.is_lost(folder):
-                    return
-                os.utime(path)
+            if not manager.is_lost(folder):
+                with suppress(OSError):
+                    os.utime(path)
             time.sleep(TOUCH_S)
 
     Thread(target=touch, daemon=True).start()
@@ -363,8 +362,8 @@ def touched(path: Path) -> int | None:
 def release() -> None:
     """Gives back what this process has claimed, and still has."""
     for folder in manager.claimed:
-        with suppress(OSError):
-            if not manager.is_lost(folder):
+        if not manager.is_lost(folder):
+            with suppress(OSError):
                 (folder / WRITER).unlink()
     manager.claimed.clear()
 

@@ -400,19 +400,21 @@ def test_a_run_whose_folder_is_gone_is_told_so(tmp_path):
 
 # As another does that has taken this training for dead while it writes.
 TAKES_OVER = """
-from muster.train.checkpoint import manager
-publish = manager.publish
-def late(run, *more):
-    (run / ".writer").write_text("another's")
-    publish(run, *more)
-manager.publish = late
+import shutil
+from muster.train.checkpoint import manager, storage
+def late(self, metadata, results, finish=storage.CheckpointWriter.finish):
+    (self.folder.parents[1] / ".writer").write_text("another's")
+    REMOVES and shutil.rmtree(self.folder)
+    finish(self, metadata, results)
+storage.CheckpointWriter.finish = late
 """
 
 
 @pytest.mark.process
-def test_a_checkpoint_that_comes_too_late_is_refused_once_on_all_ranks(train, tmp_path):
+@pytest.mark.parametrize("removes", ["True", "False"], ids=["has saved", "has not saved yet"])
+def test_a_checkpoint_that_comes_too_late_is_refused_once_on_all_ranks(train, tmp_path, removes):
     argv = ["ddp", *TEXT, *STEPS, "--max-steps=2", f"--runs-dir={tmp_path}", "--name=mine"]
-    ranks = train(argv, 2, before=TAKES_OVER)
+    ranks = train(argv, 2, before=TAKES_OVER.replace("REMOVES", removes))
     assert [ended.code for ended in ranks] == [1, 1]
     assert "error: another training has taken over" in ranks[0].err
     assert "Traceback" not in ranks[0].err + ranks[1].err
