@@ -23,7 +23,6 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.paths import content_of, text_of
 from muster.train.checkpoint import manager
-from muster.train.checkpoint.manager import WRITER
 from muster.train.checkpoint.storage import read_index, write_text
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
@@ -231,7 +230,7 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
         # A run that ended without a checkpoint gives its name back; not one whose checkpoints are gone since.
         can_resume = bool(manager.saved(base))
         if can_resume or (base / "summary.json").exists() or manager.step_of(manager.latest_of(base)) >= 0:
-            refuse_second(base / WRITER, Writer.here(""))
+            refuse_second(base / manager.WRITER, Writer.here(""))
             raise MusterError(
                 "there is a run of this name already, and runs are never overwritten",
                 seen=str(base) if can_resume else f"{base}, whose checkpoints are gone, or have no index",
@@ -292,7 +291,7 @@ def claim(folder: Path, launch: str) -> None:
     Raises:
         MusterError: another process trains in this folder.
     """
-    own, path = Writer.here(launch), folder / WRITER
+    own, path = Writer.here(launch), folder / manager.WRITER
     content = msgspec.json.encode(own)
     while True:
         try:
@@ -300,7 +299,7 @@ def claim(folder: Path, launch: str) -> None:
                 file.write(content)
             break
         except FileExistsError:
-            found, aside = text_of(path), path.with_name(f"{WRITER}.{own.host}.{own.pid}")
+            found, aside = text_of(path), path.with_name(f"{manager.WRITER}.{own.host}.{own.pid}")
             refuse_second(path, own)
             with suppress(FileNotFoundError):
                 # Of several that have found it dead one alone gets it so; `unlink` could remove another's new one.
@@ -364,7 +363,7 @@ def release() -> None:
     for folder in manager.claimed:
         if not manager.is_lost(folder):
             with suppress(OSError):
-                (folder / WRITER).unlink()
+                (folder / manager.WRITER).unlink()
     manager.claimed.clear()
 
 
@@ -373,13 +372,13 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     own = agree(
         world, lambda: choose_run(options, strategy, launch_of(os.environ, os.getppid())) if world.main else None
     )
-    paths = None if own is None else [text_of(own.folder / WRITER), str(own.folder), *map(str, own.candidates)]
+    paths = None if own is None else [text_of(own.folder / manager.WRITER), str(own.folder), *map(str, own.candidates)]
     writer, *paths = world.gather(paths)[0]
     folder, *candidates = map(Path, paths)
     run = own or Run(folder, candidates)
     # A host may have one of its own, as of an attempt before. os.path's answer is no where this user may not look;
     # Path's is an OSError.
-    hosts = world.hosts_by(os.path.isdir(folder) and text_of(folder / WRITER) == writer)
+    hosts = world.hosts_by(os.path.isdir(folder) and text_of(folder / manager.WRITER) == writer)
     run.is_shared = False not in hosts
     if not run.is_shared:
         run.notes.append(

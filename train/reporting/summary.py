@@ -19,7 +19,6 @@ from muster.config import Options
 from muster.errors import RESUME, ExitCode, explaining
 from muster.paths import installed
 from muster.train.checkpoint import manager
-from muster.train.checkpoint.manager import Progress
 from muster.train.checkpoint.run_directory import Run
 from muster.train.checkpoint.storage import write_text
 from muster.train.data.source import Source
@@ -83,7 +82,7 @@ def versions() -> dict[str, str | None]:
 
 def collect(
     setup: Setup,
-    progress: Progress,
+    progress: manager.Progress,
     times: StepTimes,
     *,
     waits_s: float | None,
