@@ -344,6 +344,24 @@ def test_a_run_whose_writer_on_another_host_is_silent_is_free(tmp_path, monkeypa
     release()
 
 
+def test_a_file_server_that_stands_still_as_one_looks_makes_no_writer_dead(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_directory, "SILENT_S", 3.0)
+    theirs = msgspec.structs.replace(run_directory.Writer.here("theirs"), host="elsewhere")
+    (tmp_path / ".writer").write_bytes(msgspec.json.encode(theirs))
+    looks, now, monotonic = [], [0.0], time.monotonic
+
+    def touched(path):
+        looks.append(path)
+        if len(looks) == 2:
+            now[0] += 300  # in which it answers nobody, and so the other can't touch the file
+        return len(looks) // 3
+
+    monkeypatch.setattr(run_directory, "touched", touched)
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + now[0])
+    with pytest.raises(MusterError, match="another training writes"):
+        run_directory.claim(tmp_path, "ours")
+
+
 @pytest.mark.parametrize("content", [b"", b'{"host": "no', b'{"host": "\xff"'])
 def test_a_run_whose_writers_file_is_damaged_is_free(tmp_path, monkeypatch, content):
     monkeypatch.setattr(run_directory, "SILENT_S", 0.0)
