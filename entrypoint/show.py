@@ -29,8 +29,7 @@ def _found(context: "Context") -> tuple[dict[str, Any], dict[str, str]]:
     """The value of each of FIELDS; and, for each that has one, the variable or option it came from."""
     allocation, rendezvous = context.allocation, context.rendezvous
     values = {name: getattr(rendezvous if hasattr(rendezvous, name) else allocation, name) for name in FIELDS}
-    sources = {**allocation.sources, **rendezvous.sources}
-    return values, {name: text for name, text in sources.items() if name in FIELDS}
+    return values, {name: text for name, text in {**allocation.sources, **rendezvous.sources}.items() if name in FIELDS}
 
 
 def as_json(context: "Context", launch: Launch) -> str:

@@ -203,5 +203,4 @@ def toml_value(value: str | float) -> str:
     if not isinstance(value, str):
         return repr(value).lower()
     # A path's bytes may be no text, which TOML has no way to write.
-    text = value.encode(errors="replace").decode()
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(value.encode(errors="replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -75,8 +75,7 @@ def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Itera
 
 
 def _is_brief(parameter: Any) -> bool:
-    panel = parameter.rich_help_panel or ""
-    return parameter.name in BRIEF or not panel.startswith((*TRAINING, *LAUNCH))
+    return parameter.name in BRIEF or not (parameter.rich_help_panel or "").startswith((*TRAINING, *LAUNCH))
 
 
 def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:

@@ -64,8 +64,7 @@ def start(command: str, *, is_silent: bool = False) -> None:
 
 def start_rank(command: str) -> None:
     """`start`, for one rank of a job: its agent prints the line, or where there is none rank 0 does."""
-    is_silent = LaunchVariable.RANK_REPORTS in os.environ or os.environ.get("RANK", "0") != "0"
-    start(command, is_silent=is_silent)
+    start(command, is_silent=LaunchVariable.RANK_REPORTS in os.environ or os.environ.get("RANK", "0") != "0")
 
 
 def finish() -> None:

@@ -71,5 +71,4 @@ def memory(value: float | None) -> str:
 
 def by_numbers(text: str) -> list[tuple[int, int, str]]:
     """A key by which people sort: ib2 comes before ib10, GLIBC_2.9 before GLIBC_2.34."""
-    parts = re.split("([0-9]+)", text)
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split("([0-9]+)", text) if part]

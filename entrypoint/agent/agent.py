@@ -350,8 +350,7 @@ class Agent(LocalElasticAgent):
         self._start = time.monotonic()
         if not self._launch:
             # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
-            launch = rendezvous.launch_id(group.spec.rdzv_handler, group.store)
-            self._launch = f"{launch}.{os.getpid()}"
+            self._launch = f"{rendezvous.launch_id(group.spec.rdzv_handler, group.store)}.{os.getpid()}"
         os.environ[LaunchVariable.LAUNCH] = self._launch
         before, self._num_nodes = self._num_nodes, group.group_world_size
         if group.group_rank == 0 and before not in (0, self._num_nodes):
@@ -382,8 +381,7 @@ class Agent(LocalElasticAgent):
         how = f"was ended ({reason})" if reason else how_ended(first.exitcode)
         ended = f"rank {rank} on {socket.gethostname()} {how}"
         if self._remaining_restarts:
-            number = most - self._remaining_restarts + 1
-            notify(f"muster: {ended}: the ranks start again, restart {number} of {most}")
+            notify(f"muster: {ended}: the ranks start again, restart {most - self._remaining_restarts + 1} of {most}")
         else:
             notify(f"muster: {ended}, and --max-restarts={most} allows no more restarts")
 

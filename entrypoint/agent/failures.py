@@ -146,8 +146,7 @@ def not_started(error: Exception) -> MusterError:
     fix = "leave out --numa-binding: it needs GPUs, and numactl" if "NUMA" in str(error) else fix
     if isinstance(error, BlockingIOError) or "new thread" in str(error):
         fix = "fewer ranks by --nproc-per-node; or a higher limit of processes: ulimit -u, docker run --pids-limit"
-    wrong = f"the ranks of {socket.gethostname()} can't be started"
-    return MusterError(wrong, seen=_in_one_line(error), fix=fix)
+    return MusterError(f"the ranks of {socket.gethostname()} can't be started", seen=_in_one_line(error), fix=fix)
 
 
 def not_met(address: str, port: int, num_nodes: str, error: Exception) -> MusterError:

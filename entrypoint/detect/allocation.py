@@ -122,8 +122,7 @@ class Task:
     ) -> "Task":
         """The one process on the node `node_rank` of `num_nodes`."""
         only = dict.fromkeys(("local_rank", "tasks_on_node"), "one process a node")
-        tasks = (1,) * num_nodes
-        return cls(launcher, node_rank, 0, node_rank, tasks, hosts, notes=notes, sources={**only, **sources})
+        return cls(launcher, node_rank, 0, node_rank, (1,) * num_nodes, hosts, notes=notes, sources={**only, **sources})
 
     @property
     def num_nodes(self) -> int:

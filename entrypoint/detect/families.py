@@ -271,8 +271,7 @@ def _beside(winner: Task, outer: Task) -> Rejected:
     if place == (winner.node_rank, winner.local_rank, winner.rank, winner.tasks_per_node):
         return Rejected("it says the same", is_certain=True)
     if max(outer.tasks_per_node) == 1:
-        reason = f"{outer.sources['launcher']} is that of the daemon that started this process"
-        return Rejected(reason, is_certain=True)
+        return Rejected(f"{outer.sources['launcher']} is that of the daemon that started this process", is_certain=True)
     raise MusterError(
         f"two launchers disagree on which process this is: {winner.launcher} says {winner.rank} of "
         f"{sum(winner.tasks_per_node)}, {outer.launcher} says {outer.rank} of {sum(outer.tasks_per_node)}",

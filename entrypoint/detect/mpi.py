@@ -148,8 +148,7 @@ def _is_of(env: Environment, names: Names, *own: str) -> bool:
 
 def _is_copied(env: Environment, names: Names) -> bool:
     """Whether `names` say what Slurm's or Hydra's variables do: scripts that bind a task to its GPU set them so."""
-    of_slurm = _is_of(env, names, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-    return of_slurm or _is_of(env, names, *HYDRA)
+    return _is_of(env, names, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID") or _is_of(env, names, *HYDRA)
 
 
 def mvapich_task(env: Environment, job: Job) -> Task | None:

@@ -167,8 +167,7 @@ class Reader:
 
     def _file(self, name: str, of_live: Callable[[bytes], T], of_recorded: Callable[[str], T]) -> T:
         if not (path := self.env.get(name)):
-            wrong = f"{name} is not set, so the job's nodes are not known"
-            raise MusterError(wrong, seen=f"no {name}", fix=self.fix)
+            raise MusterError(f"{name} is not set, so the job's nodes are not known", seen=f"no {name}", fix=self.fix)
         try:
             if not self.env.is_live:
                 if name not in self.env.files:

@@ -183,8 +183,7 @@ def _show(finding: "Finding", plan: "FabricPlan | None" = None, *, as_json: bool
     if as_json:
         print(json.dumps(msgspec.to_builtins(plan or finding, enc_hook=str, order="deterministic"), indent=2))
         return
-    interfaces = " ".join(finding.interfaces) or "none"
-    lines = {"fabric": finding.fabric, "because of": finding.why, "interfaces": interfaces}
+    lines = {"fabric": finding.fabric, "because of": finding.why, "interfaces": " ".join(finding.interfaces) or "none"}
     tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
         ("device", "kind", "state", "path"): [(each.name, each.kind, each.state, each.path) for each in finding.devices]
     }

@@ -66,8 +66,7 @@ def print_list() -> None:
     for name in profiles.names_in(profiles.SITES):
         site = profiles.load_site(name)
         status = "refused" if site.refused else site.status
-        words = (name, site.title, site.scheduler.replace("_", " "), site.extends or "-", status)
-        table.add_row(*map(Text, words))
+        table.add_row(*map(Text, (name, site.title, site.scheduler.replace("_", " "), site.extends or "-", status)))
     Console().print(table)
 
 

@@ -98,8 +98,7 @@ def evidence_for(path: Path, env: Environment) -> tuple[str, ...]:
     try:
         # Not checked by the schema: only the site that matches is worth its time.
         recognise = tomllib.loads(head(path.read_text(encoding="utf-8-sig"))).get("recognise", {})
-        wanted = {kind: fact["value"] for kind, fact in recognise.items()}
-        return tuple(map(one_line, _whys(wanted, env)))
+        return tuple(map(one_line, _whys({kind: fact["value"] for kind, fact in recognise.items()}, env)))
     except (*UNREADABLE, AttributeError, KeyError, TypeError) as reason:
         raise MusterError(
             "a site's profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}, or --site off"

@@ -71,8 +71,7 @@ class _Symbol(ctypes.Structure):
 def file_of(function: Any) -> str:
     """The path of the library that `function` is from, after all links; empty where the loader does not tell."""
     symbol = _Symbol()
-    address = ctypes.cast(function, ctypes.c_void_p)
-    found = ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol))
+    found = ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(symbol))
     return os.path.realpath(os.fsdecode(symbol.file)) if found and symbol.file else ""
 
 

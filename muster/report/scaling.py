@@ -104,8 +104,7 @@ def find(runs: Sequence[Run]) -> tuple[list[Scaling], list[str]]:
 def _work(run: Run) -> tuple[str, ...]:
     """What has to be equal for two rates to be comparable."""
     own = [run.value(name) for name in ("model", "data", "strategy", "device")]
-    options = [run.value("options", name) for name in OPTIONS]
-    return tuple(map(str, (*own, run.text("versions", "gpu"), *options)))
+    return tuple(map(str, (*own, run.text("versions", "gpu"), *(run.value("options", name) for name in OPTIONS))))
 
 
 def _batch(run: Run, kind: str) -> float:

@@ -10,8 +10,7 @@ from torch.utils.data import Sampler
 
 def seed_of(*parts: int | str) -> int:
     """A seed of 63 bits made of `parts`: (seed, "train", epoch, index). Equal parts give equal seeds, everywhere."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 
 def generator(*parts: int | str) -> torch.Generator:

@@ -242,8 +242,7 @@ def read_headers(shard: Path) -> np.ndarray:
                     parts[kind] = member
                 samples.append(read_sample(file, shard, name, parts))
     except (tarfile.TarError, ValueError, OverflowError) as error:
-        wrong = f"a shard is damaged: {error}"
-        raise MusterError(wrong, seen=str(shard), fix="make or copy the shard anew") from error
+        raise MusterError(f"a shard is damaged: {error}", seen=str(shard), fix="make or copy the shard anew") from error
     except OSError as error:
         raise MusterError(f"a shard can't be read: {error.strerror}", seen=str(shard), fix=READABLE) from error
     return np.array(samples, SAMPLE)

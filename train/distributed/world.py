@@ -292,8 +292,7 @@ def connect(world: World) -> Any:
     try:
         if is_host and address == "127.0.0.1":
             # torch would listen on all interfaces.
-            listener = socket.create_server((address, int(port)))
-            own = {"master_listen_fd": listener.detach()}
+            own = {"master_listen_fd": socket.create_server((address, int(port))).detach()}
         return tcp_store(
             address,
             int(port),

@@ -95,8 +95,7 @@ class Watch:
             end_soon(fault.code, GRACE_S, lambda: self._report(fault))
 
     def _report(self, fault: Fault) -> None:
-        is_elsewhere = fault.host != self.world.host
-        report_end(self.world, fault, is_shown=fault.code != ExitCode.INTERRUPTED or is_elsewhere)
+        report_end(self.world, fault, is_shown=fault.code != ExitCode.INTERRUPTED or fault.host != self.world.host)
         # By this connection: a blocked wait of the trainer's holds its own.
         leave(self.world, self.store, failed=True, main=False)
 

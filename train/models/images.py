@@ -55,8 +55,7 @@ class SmallConv2d(nn.Conv2d):
         # that memory before becomes a gradient. Of such an image only the middle of the kernel sees anything, so only
         # it is taken.
         row, column = middle
-        weight = self.weight[:, :, row : row + 1, column : column + 1]
-        return conv2d(input, weight, self.bias, groups=self.groups)
+        return conv2d(input, self.weight[:, :, row : row + 1, column : column + 1], self.bias, groups=self.groups)
 
 
 def probe(name: str, num_classes: int, image_size: int, batch_size: int) -> set[str]:

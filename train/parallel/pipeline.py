@@ -234,6 +234,5 @@ class StagedGradients(Gradients):
                 elif there != here:
                     dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
             elif self.position == there and number + 1 < self.plan.num_stages:
-                shape = (*inputs.shape, self.model.shape.dim)
-                x = torch.empty(shape, device=self.world.device)
+                x = torch.empty((*inputs.shape, self.model.shape.dim), device=self.world.device)
                 dist.recv(x, dist.get_global_rank(self.line, here), group=self.line)

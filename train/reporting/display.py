@@ -198,8 +198,7 @@ def table(summary: dict[str, Any], unit: str, width: int) -> Table:
     score, show = ("perplexity", quantity) if unit == "tokens" else ("accuracy", partial(percent, digits=2))
     final, best = (show(summary[f"{which}_{score}"]) for which in ("final", "best"))
     shown.add_row(f"validation {score}", f"[bold green]{final}[/bold green] at the end, {best} at best")
-    losses = f"{summary['final_train_loss']:.4f} training, {summary['final_valid_loss']:.4f} validation"
-    shown.add_row("loss", losses)
+    shown.add_row("loss", f"{summary['final_train_loss']:.4f} training, {summary['final_valid_loss']:.4f} validation")
     shown.add_section()
     if summary["first_step_s"] is not None:  # a run that goes on may have nothing left but to validate
         speed(shown, summary, unit, device)

@@ -144,8 +144,7 @@ def _measure(link: "Link") -> list[Row]:
         try:
             for source in sorted((node, other)):
                 if source == node:
-                    figures = link.send(nodes[other][place])
-                    own.append(Row(hosts[node], hosts[other], *figures, place, side_by_side))
+                    own.append(Row(hosts[node], hosts[other], *link.send(nodes[other][place]), place, side_by_side))
                 else:
                     link.receive(nodes[other][place])
         except RuntimeError as error:

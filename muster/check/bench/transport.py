@@ -131,8 +131,7 @@ def with_warnings(error: object) -> str:
 
 def of_gloo(ranks: Sequence[RankTransport]) -> Transport:
     """The transport of gloo, which has no network but TCP."""
-    interfaces = listed(each.interface for each in ranks)
-    network = f"gloo over {interfaces or 'TCP'}"
+    network = f"gloo over {listed(each.interface for each in ranks) or 'TCP'}"
     if len({each.host for each in ranks}) == 1:
         return Transport(network, "gloo, in one node")
     rdma = next((each.expected for each in ranks if each.is_rdma), "")

@@ -116,8 +116,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     fix = "give each node a hostname of its own (docker run --hostname)"
     found = alike(several, "warning", "host", wrong, fix)
     fix = "look at what `muster fabric plan` says on that node, and whether the host's libraries are bound there too"
-    fabrics = {host: node.fabric for host, node in nodes.items()}
-    found += differences(fabrics, "failed", "fabric", "fabric", fix)
+    found += differences({host: node.fabric for host, node in nodes.items()}, "failed", "fabric", "fabric", fix)
     fix = "docker run --device /dev/infiniband; on a node: the devices' permissions"
     devices = {host: node.devices for host, node in nodes.items()}
     found += alike(devices, "warning", "fabric", "the fabric's devices can't be used", fix)

@@ -91,8 +91,7 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 
 
 def ephemeral_range() -> str:
-    known = text_of(Path("/proc/sys/net/ipv4/ip_local_port_range"))
-    return "-".join((known or "32768 60999").split())
+    return "-".join((text_of(Path("/proc/sys/net/ipv4/ip_local_port_range")) or "32768 60999").split())
 
 
 class Listener(socketserver.ThreadingTCPServer):
