@@ -32,7 +32,7 @@ SECRET_NAME = re.compile(
 # A URL with a user or a password, what looks like a key (long and hexadecimal, a JWT, or a PEM block), and a command or
 # a URL with one: --api-key 8f2c, ?token=8f2c, &sig=8f2c. Begun anew at each letter a long text would take hours.
 SECRET_VALUE = re.compile(
-    r"(?<=\w)://[^/\s]*@|-----BEGIN|\b(?i:bearer)\s|\beyJ[\w-]{10,1000}\.|\b[0-9a-fA-F]{32,}+\b"
+    r"(?<=\w)://[^/\s]*@|----BEGIN|\b(?i:bearer)\s|(?<![\w-])(?=[\w-]++\.)[\w-]*\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}+\b"
     r"|(?:[?&]|(?<![\w-])\w*-)(?i:[\w-]*(?:token|secret|password|passwd|key|auth|sig))[=\s]+[^\s-]"
 )
 # One that bash exports: BASH_FUNC_module%%=() {  eval ..., up to a brace alone.

@@ -266,8 +266,7 @@ class Agent(LocalElasticAgent):
         if self._is_by_multiprocessing:
             context: Any = self._pcontext
             # torch waits for what each returns, and one that ends by os._exit returns nothing.
-            returned = {local: None for local, (_, code) in self.processes().items() if code == 0}
-            context._return_values.update(returned)
+            context._return_values.update({local: None for local, (_, code) in self.processes().items() if code == 0})
         result = torchs._monitor_workers(worker_group)
         for rank, failure in list(result.failures.items()):
             # A trainer that was stopped may still end with a code that means more than that of the one that failed.

@@ -167,8 +167,7 @@ class Nodes:
 
 def publish(store: Any, group: Any, rank: int, host: str, code: int, wrong: str) -> bytes:
     """Publishes this fault to all ranks, or the one that was published before; returns which it was."""
-    fault = json.dumps({"rank": rank, "host": host, "code": code, "wrong": wrong})
-    first = store.compare_set("fault", "", fault)
+    first = store.compare_set("fault", "", json.dumps({"rank": rank, "host": host, "code": code, "wrong": wrong}))
     # Rank 0 waits until each rank has left, and this one has ended without a word.
     keys = [f"left/{rank}", *(f"end/{number}" for number in range(group.workers[0].world_size))]
     store.multi_set(keys, [first] * len(keys))

@@ -103,8 +103,7 @@ def _split(text: str) -> list[str]:
 
 def _expand_item(item: str) -> list[str]:
     # "r[0-1]_b[0-1]" -> ["r", "0-1", "_b", "0-1", ""]: literals at even places, ranges at odd ones.
-    parts = re.split(r"[\[\]]", item)
-    choices = [_expand_ranges(part) if index % 2 else [part] for index, part in enumerate(parts)]
+    choices = [_expand_ranges(part) if index % 2 else [part] for index, part in enumerate(re.split(r"[\[\]]", item))]
     if prod(map(len, choices)) > MAX_HOSTS:
         raise HostListError(f"{item[:60]!r} stands for more than {MAX_HOSTS} hosts")
     hosts = ["".join(combination) for combination in product(*choices)]

@@ -99,8 +99,7 @@ def _has_launch_node(slots: tuple[int, ...]) -> bool:
 def _launch(slots: dict[str, int], env: Environment) -> str:
     counts = tuple(slots.values())
     # Elsewhere LSF fills hosts one after the other: the first may have a single slot left.
-    has_jsrun = not env.is_live or shutil.which("jsrun", path=env.get("PATH"))
-    if has_jsrun and _has_launch_node(counts):
+    if (not env.is_live or shutil.which("jsrun", path=env.get("PATH"))) and _has_launch_node(counts):
         sets = f"--nrs={len(slots) - 1} --rs_per_host=1 --tasks_per_rs=1 --cpu_per_rs=ALL_CPUS --gpu_per_rs=ALL_GPUS"
         # By default jsrun binds a task to one core of its set.
         return f"jsrun {sets} --bind=rs {{command}}"

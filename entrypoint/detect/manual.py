@@ -17,7 +17,7 @@ from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
 # How many nodes a job has, of schedulers without a family here and scripts for torchrun; or all that is left of one.
-# Whose each of these is, and of those below, and where that was read: docs/decisions/detection.md.
+# Whose these and those below are, and where that was read: docs/decisions/detection.md.
 NUMBERS = (
     "ARNOLD_WORKER_NUM", "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BACKENDAI_CLUSTER_SIZE",
     "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES", "DMLC_NUM_WORKER", "DSTACK_NODES_NUM", "HOST_NUM",
@@ -35,7 +35,7 @@ LISTS = {
     "AZ_BATCH_HOST_LIST": ",",
     "CCP_NODES": r"\s\d+\s+\S",
     "CLUSTER_SPEC": "workerpool1",
-    "COORDINATOR_ADDRESS": "-worker-0$",
+    "COORDINATOR_ADDRESS": "-worker-0$",  # unless NUM_PROCESSES says one
     "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "JH_HOSTS": r"\s\d+\s+\S",
@@ -50,8 +50,8 @@ LISTS = {
 SAGEMAKER = Path("/opt/ml/input/config/resourceconfig.json")
 TEXT_FILES = ("BATCH_HOSTS_FILE", "CCS_ALLOC_FILE", "OAR_NODEFILE")
 VARIABLES = (
-    "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS,
-    *TEXT_FILES, "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
+    "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", "NUM_PROCESSES",
+    *NUMBERS, *LISTS, *TEXT_FILES, "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
 )  # fmt: skip
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"

@@ -50,7 +50,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
     try:
         job, rejected = families.find_job(env)
     except MusterError as refusal:
-        # Where the user tells it, as in a pod that was told WORLD_SIZE=8 and no more, or by ssh into a job of Slurm.
+        # The user tells what the variables don't: in a pod that has WORLD_SIZE=8 alone, or by ssh into a job of Slurm.
         if not is_by_hand or options.num_nodes is None:
             raise
         job, rejected = (manual.listed(env) if "MUSTER_HOSTS" in env else NO_SCHEDULER), (refusal.wrong,)
@@ -225,7 +225,8 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
         numbers = [name for name in manual.NUMBERS if name != "NODE_NUM" or env.get("HOST_NUM") != "1"]
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *numbers) if env.get(name, "1") != "1"]
         places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
-        places += [name for name, several in manual.LISTS.items() if re.search(several, env.get(name, ""))]
+        lists = [name for name in manual.LISTS if name != "COORDINATOR_ADDRESS" or env.get("NUM_PROCESSES") != "1"]
+        places += [name for name in lists if re.search(manual.LISTS[name], env.get(name, ""))]
         if env.is_live and "TRAINING_JOB_NAME" in env and re.search(r'"hosts":\s*\[[^\]]*,', text_of(manual.SAGEMAKER)):
             places += ["TRAINING_JOB_NAME"]
         for name in manual.TEXT_FILES:

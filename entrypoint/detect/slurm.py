@@ -63,7 +63,7 @@ def job(env: Environment) -> Job | None:
     lists = {"SLURM_HET_SIZE", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE"}
     is_lone = env.keys() & set(VARIABLES) == {"SLURM_JOB_ID"}
     if not {"SLURM_JOB_ID", "SLURM_JOBID", *lists, *of_task} & env.keys() or (is_lone and "MUSTER_HOSTS" in env):
-        return None  # the latter by ssh in a loop, as below: the user's list of hosts tells all
+        return None  # a lone number is ssh's, see below: where the user lists the hosts, that list tells all
     read = Reader(env, FIX_JOB)
     read.sources["attempt"] = "no SLURM_RESTART_COUNT: the first run"
     # slurmd's, which is unset on the first run; ParaStation stands in slurmd's place at JSC, and has the other name.
@@ -134,7 +134,7 @@ def _groups(read: Reader) -> list[tuple[str, ...]]:
     """
     is_own = read.env.get("SLURM_JOB_ID_HET_GROUP_0") in (None, read.env.get("SLURM_JOB_ID"))
     if "SLURM_HET_SIZE" not in read.env or not is_own:
-        return []  # the latter in a job that was submitted in such a one
+        return []  # another's groups: this job was submitted inside a heterogeneous one
     size = read.number("SLURM_HET_SIZE", most=128)  # Slurm's own MAX_HET_JOB_COMPS
     names = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
     names = [name if name in read.env else name.replace("_HET_", "_PACK_") for name in names]

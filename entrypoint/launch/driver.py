@@ -192,8 +192,7 @@ def newest_compat() -> Path | None:
         file, folder = path.resolve().name, path.parent.resolve().parent.name
         return by_numbers(file), by_numbers(folder), -len(str(path))
 
-    found = [path for path in TOOLKITS.glob(f"cuda*/compat/{LIBCUDA}") if path.is_file()]
-    return max(found, key=age, default=None)
+    return max(filter(Path.is_file, TOOLKITS.glob(f"cuda*/compat/{LIBCUDA}")), key=age, default=None)
 
 
 def _without_library(driver: Driver, program: Program) -> Additions:

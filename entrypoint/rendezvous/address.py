@@ -67,8 +67,6 @@ def meet(allocation: Allocation, env: Environment, options: LaunchOptions) -> Re
     Raises:
         MusterError: several nodes by hand and no address of node rank 0, or its name leads nowhere.
     """
-    if options.node_rank is not None:  # by hand the other nodes may see no job, as by ssh out of its script
-        allocation = replace(allocation, job_id=None, attempt=0)
     address, address_source = _address(allocation, env, options)
     port, port_source = _port(allocation, env, options)
     rendezvous = Rendezvous(

@@ -84,9 +84,19 @@ def is_lost(run: Path) -> bool:
     try:
         return own is not None and content_of(run / WRITER) != own
     except FileNotFoundError:
-        return run.is_dir()  # the other has ended; without a folder, it is that which is gone
+        return os.path.isdir(run)  # the other has ended; without a folder, it is that which is gone
     except OSError:
         return False  # what is written next tells what is wrong
+
+
+class TakenOver(OSError):
+    """The run's folder is another training's. It passes between ranks, which a MusterError can't."""
+
+
+def check_own(run: Path) -> None:
+    """Raises TakenOver where this process may not write into `run` any more."""
+    if is_lost(run):
+        raise TakenOver("another training has taken over")
 
 
 def taken_over(run: Path) -> MusterError:
@@ -105,13 +115,8 @@ def partial_of(run: Path, step: int) -> Path:
 
 
 def publish(run: Path, partial: Path, step: int, keep: int) -> None:
-    """Gives a checkpoint that is complete on the disk its name, and removes those that are not kept.
-
-    Raises:
-        OSError: the disk is full, or the folder is another process's.
-    """
-    if is_lost(run):
-        raise OSError("another training has taken over")  # and no MusterError, which can't pass to other ranks
+    """Gives a checkpoint that is complete on the disk its name, and removes those that are not kept."""
+    check_own(run)
     folder = folder_of(run)
     path = folder / f"step-{step:08d}"
     if path.exists():
@@ -139,7 +144,7 @@ def put_back(run: Path) -> None:
 def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault:
     """The error for a user whose checkpoint was not written, on all ranks; what was written of it is removed."""
     rank, (cause, _) = min(error.failures.items())
-    if is_lost(run):  # whose writer has removed what was half written
+    if isinstance(cause, TakenOver) or is_lost(run):  # by one that has removed what was half written
         return SharedFault(**taken_over(run).parts)
     shutil.rmtree(partial_of(run, step), ignore_errors=True)
     if not isinstance(cause, OSError):
@@ -208,7 +213,9 @@ class CheckpointManager:
     def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
         """Writes a checkpoint that was begun at `started`; it is in `completed` before anybody who waits goes on."""
         partial = partial_of(self.run, step)
-        writer = storage.CheckpointWriter(partial, plain, lambda: publish(self.run, partial, step, self.keep))
+        writer = storage.CheckpointWriter(
+            partial, plain, lambda: check_own(self.run), lambda: publish(self.run, partial, step, self.keep)
+        )
         try:
             dcp_save(tensors, storage_writer=writer, process_group=self.group, no_dist=self.group is None)
         except CheckpointException as error:

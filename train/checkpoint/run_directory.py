@@ -402,8 +402,7 @@ def restore(
     def fill(path: Path) -> dict[str, Any]:
         index = agree(world, lambda: read_fitting(path, trained.model, identity))
         # Ranks that are as many as then have their own statistics back; among others nobody knows whose are whose.
-        rank = world.rank if index["plain"]["world_size"] == world.world_size else -1
-        trained.fill(path, index, rank, saver.group)
+        trained.fill(path, index, world.rank if index["plain"]["world_size"] == world.world_size else -1, saver.group)
         return index["plain"]
 
     path, plain, notes = manager.first_whole(chosen.candidates, fill)

@@ -116,12 +116,15 @@ class CheckpointWriter(StorageWriter):
 
     Args:
         plain: what stands in the index beside the tensors.
+        begin: called on one rank before any writes.
         publish: called on one rank when all is on the disk.
     """
 
-    def __init__(self, folder: Path, plain: Mapping[str, Any], publish: Callable[[], None]) -> None:
+    def __init__(
+        self, folder: Path, plain: Mapping[str, Any], begin: Callable[[], None], publish: Callable[[], None]
+    ) -> None:
         super().__init__()
-        self.publish = publish
+        self.begin, self.publish = begin, publish
         self.folder = folder
         self.plain = plain
         self.rank = 0
@@ -137,6 +140,7 @@ class CheckpointWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         # On one rank, and before any other writes: what a killed process left here must not stay.
+        self.begin()
         shutil.rmtree(self.folder, ignore_errors=True)
         return plans
 

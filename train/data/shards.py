@@ -158,7 +158,7 @@ def scan(options: Options) -> Found:
         shards += [os.path.join(os.path.relpath(half, root), name) for name in names]
         parts.append(samples_N)
         notes += [note] if note else []
-        packed = [name for name in os.listdir(half) if re.search(r"\.(tar\.\w+|tgz)$", name)]
+        packed = [name for name in os.listdir(half) if re.search(r"^[^.].*\.(tar\.(gz|bz2|xz|zst|lz4|Z)|tgz)$", name)]
         notes += left_out(len(packed), "compressed tar files")
     check_classes([part["label"] for part in parts], seen)
     return Found(shards, np.concatenate(parts), num_train=len(parts[0]), notes=tuple(notes))

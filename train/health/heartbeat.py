@@ -244,8 +244,7 @@ class Heartbeat:
         console.report_fatal(self.world, error)
         # The store may be gone too, and not answer.
         faults.end_soon(ExitCode.FAILED, 2 * faults.GRACE_S)
-        fault = faults.Fault(self.world.rank, self.world.host, ExitCode.FAILED, GONE)
-        faults.publish(self.world, fault, self.store)
+        faults.publish(self.world, faults.Fault(self.world.rank, self.world.host, ExitCode.FAILED, GONE), self.store)
 
     def _send(self) -> None:
         """Sends this rank's beat."""

@@ -152,8 +152,7 @@ class Gradients:
         if torch.are_deterministic_algorithms_enabled() and gradients[0].device.type == "cpu":
             # Each strategy adds up in an order of its own: in double precision that changes no bit of the rounded norm.
             gradients = [gradient.double() for gradient in gradients]
-        norm = self.norm_of_all(get_total_norm(gradients))
-        clip_grads_with_norm_(model.parameters(), largest, norm.float())
+        clip_grads_with_norm_(model.parameters(), largest, self.norm_of_all(get_total_norm(gradients)).float())
 
     def norm_of_all(self, norm: Tensor) -> Tensor:
         """The norm of the gradients on all ranks, of which `norm` is that of this rank's parts."""

@@ -184,8 +184,7 @@ def attempt(environ: Mapping[str, str]) -> str:
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html (TORCHELASTIC_RESTART_COUNT)
     """
     started = environ.get("MUSTER_ATTEMPT") or "0"
-    restarts = environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
-    words = [word for word in (started, restarts) if word.isdecimal()]
+    words = [word for word in (started, environ.get("TORCHELASTIC_RESTART_COUNT") or "0") if word.isdecimal()]
     return ".".join(words if words[1:] and words[1] != "0" else words[:1]) or "0"
 
 

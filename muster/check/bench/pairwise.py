@@ -158,8 +158,7 @@ def _measure(link: "Link") -> list[Row]:
     of_ranks: list[list[dict[str, Any]]] = world.gather([asdict(row) for row in own])
     slowest: dict[tuple[str, str], Row] = {}
     for row in (Row(**row) for rows in of_ranks for row in rows):
-        known = slowest.get(row.direction, row)
-        slowest[row.direction] = min(known, row, key=lambda row: row.best_gb_s)
+        slowest[row.direction] = min(slowest.get(row.direction, row), row, key=lambda row: row.best_gb_s)
     return list(slowest.values())
 
 

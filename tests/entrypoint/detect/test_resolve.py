@@ -773,6 +773,11 @@ def test_the_nodes_of_an_unknown_scheduler_do_not_train_alone_each(name: str, se
     assert detect(Environment({name: several, "MUSTER_HOSTS": "node01,node02"}, "node02")).node_rank == 1
 
 
+def test_a_jaxjob_of_one_pod_trains_alone() -> None:
+    pod = {"COORDINATOR_ADDRESS": "jaxjob-simple-worker-0", "NUM_PROCESSES": "1", "PROCESS_ID": "0"}
+    assert detect(Environment(pod, "jaxjob-simple-worker-0")).num_nodes == 1
+
+
 @pytest.mark.parametrize("told", [{"NODE_RANK": "0"}, {"MASTER_ADDR": "node00"}, {"MASTER_ADDR": "10.0.0.5"}])
 def test_a_node_of_a_loop_by_hand_without_their_number_is_told_what_to_type(told: dict[str, str]) -> None:
     """for i in 0 1; do ssh node0$i MASTER_ADDR=node00 NODE_RANK=$i train ddp & done: the first node trains alone."""

@@ -227,19 +227,6 @@ def test_node_rank_0_by_hand_is_where_the_others_look_for_it() -> None:
     assert meet(listed, 2) == meet(Environment(listed.variables, host="node01.cluster.org"), 0) == "node01"
 
 
-def test_a_jobs_script_and_what_it_starts_by_ssh_meet_by_hand() -> None:
-    """ssh node02 train ddp --nnodes 2 --node-rank 1 --master-addr node01 & train ddp --nnodes 2 --node-rank 0 ..."""
-    for file in ("slurm/a_sbatch_N2.node01.0", "pbs/pbs_scatter2x2_script"):
-        script = recording.load(FOLDERS / f"{file}.env")
-        met: set[tuple[str | None, int | None, str]] = set()
-        by_ssh = Environment({}, "other"), Environment({"SLURM_JOB_ID": "9"}, "other")
-        for node_rank, env in enumerate((script, *by_ssh)):
-            options = LaunchOptions(nnodes="3", node_rank=node_rank, master_addr=script.host)
-            found = rendezvous.meet(detect(env, options), env, options)
-            met.add((found.master_addr, found.master_port, found.rdzv_id))
-        assert met == {(script.host, rendezvous.FIRST_PORT, "local.0")}
-
-
 def test_a_node_rank_that_the_jobs_script_has_read_does_not_make_each_node_the_first() -> None:
     """srun muster run --nnodes 2 --node-rank $SLURM_NODEID --master-addr node01: both would wait for node rank 1."""
     task = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")

@@ -385,8 +385,10 @@ def test_a_writer_that_another_took_for_dead_writes_no_more(tmp_path, monkeypatc
     monkeypatch.setattr(run_directory, "TOUCH_S", 0.02)
     folder = with_checkpoint(choose_run(options(tmp_path, name="mine"), "ddp").folder)
     before = checkpoint.saved(folder)
-    writer = folder / ".writer"
+    writer, half = folder / ".writer", folder / "checkpoints" / ".step-00000002.partial" / "rank-00000"
     writer.unlink()
+    half.parent.mkdir()
+    half.write_text("another's")
     if theirs:
         writer.write_text(theirs)
     touched = run_directory.touched(writer)
@@ -405,6 +407,7 @@ def test_a_writer_that_another_took_for_dead_writes_no_more(tmp_path, monkeypatc
         release()
     assert run_directory.touched(writer) == touched  # it looks no more alive than its process is
     assert checkpoint.saved(folder) == before
+    assert half.read_text() == "another's"
     assert {path.name for path in folder.iterdir()} == {"checkpoints", *([".writer"] if theirs else [])}
 
 

@@ -505,7 +505,7 @@ def test_files_that_are_not_packed_are_told(tmp_path, make_images, capsys):
 def test_compressed_shards_beside_the_others_are_counted(packed):
     out = packed[1]
     assert data.open_source(options(out)).notes == ()
-    for name in ("000001.tar.gz", "000002.tgz", "000003.tar.zst"):
+    for name in ("000001.tar.gz", "000002.tgz", "000003.tar.zst", "000000.tar.idx", "000000.tar.md5", ".0.tar.gz"):
         (out / "train" / name).touch()
     assert data.open_source(options(out)).notes == ("3 files left out: compressed tar files",)
 
