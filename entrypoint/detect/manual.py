@@ -29,13 +29,12 @@ NUMBERS = (
 )  # fmt: skip
 # Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
 # SageMaker's ["algo-1","algo-2"] the comma. Jhinno's Unischeduler and HPC Pack tell the cores of each: gpu01 4 gpu02 4.
-# An MPIJob's launcher has a file of its workers, for MPICH, Intel MPI or Open MPI; older ones tell no role.
 LISTS = {
     "AFO_ENV_CLUSTER_SPEC": r'\[\s*"[^"]*"\s*,',
     "AZ_BATCH_HOST_LIST": ",",
     "CCP_NODES": r"\s\d+\s+\S",
     "CLUSTER_SPEC": "workerpool1",
-    "COORDINATOR_ADDRESS": "-worker-0$",  # unless NUM_PROCESSES says one
+    "COORDINATOR_ADDRESS": "-worker-0$",
     "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile",
     "JH_HOSTS": r"\s\d+\s+\S",
@@ -45,13 +44,14 @@ LISTS = {
     "SM_HOSTS": ",",
     "TF_CONFIG": r':\d+"[\s\S]*:\d+"',
 }
+OF_ONE = {"NODE_NUM": "HOST_NUM", "COORDINATOR_ADDRESS": "NUM_PROCESSES"}  # a name tells nothing beside a 1 of these
 # A container of one's own, which lacks SageMaker's toolkit, is told its job's hosts by this file alone.
 # Source: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 SAGEMAKER = Path("/opt/ml/input/config/resourceconfig.json")
 TEXT_FILES = ("BATCH_HOSTS_FILE", "CCS_ALLOC_FILE", "OAR_NODEFILE")
 VARIABLES = (
-    "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", "NUM_PROCESSES",
-    *NUMBERS, *LISTS, *TEXT_FILES, "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
+    "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS,
+    *OF_ONE.values(), *TEXT_FILES, "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
 )  # fmt: skip
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"

@@ -222,11 +222,10 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
     places = [name for name in ("ALPS_APP_PE", "MPT_MPI_RANK") if name in env]
     places += ["HOROVOD_SIZE"] if env.get("HOROVOD_SIZE", "1") != "1" else []
     if job is NO_SCHEDULER:
-        numbers = [name for name in manual.NUMBERS if name != "NODE_NUM" or env.get("HOST_NUM") != "1"]
-        places += [name for name in ("WORLD_SIZE", "PET_NNODES", *numbers) if env.get(name, "1") != "1"]
+        places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
         places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
-        lists = [name for name in manual.LISTS if name != "COORDINATOR_ADDRESS" or env.get("NUM_PROCESSES") != "1"]
-        places += [name for name in lists if re.search(manual.LISTS[name], env.get(name, ""))]
+        places += [name for name, several in manual.LISTS.items() if re.search(several, env.get(name, ""))]
+        places = [name for name in places if env.get(manual.OF_ONE.get(name, "")) != "1"]
         if env.is_live and "TRAINING_JOB_NAME" in env and re.search(r'"hosts":\s*\[[^\]]*,', text_of(manual.SAGEMAKER)):
             places += ["TRAINING_JOB_NAME"]
         for name in manual.TEXT_FILES:

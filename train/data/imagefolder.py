@@ -105,7 +105,7 @@ def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:
     return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
 
 
-def images_below(folder: str, above: tuple[str, ...], others: list[str] | None) -> Iterator[str]:
+def images_below(folder: str, above: tuple[str, ...], others: list[str]) -> Iterator[str]:
     """The paths of the images in a folder and below it; links are followed, hidden names are left out.
 
     Args:
@@ -126,11 +126,11 @@ def images_below(folder: str, above: tuple[str, ...], others: list[str] | None) 
             if not entry.is_file() and os.path.exists(entry.path):
                 raise MusterError("what is named as an image is no file", seen=entry.path, fix="remove it")
             yield entry.path
-        elif others is not None:
+        else:
             others.append(entry.path)
 
 
-def read_folder(folder: Path, seen: str, others: list[str] | None = None) -> tuple[list[str], list[tuple[str, int]]]:
+def read_folder(folder: Path, seen: str, others: list[str]) -> tuple[list[str], list[tuple[str, int]]]:
     """The classes below `folder`, and the path and class of each image.
 
     Args:

@@ -57,7 +57,8 @@ def run(options: BenchOptions) -> None:
         report = Report(options, world, setting)
         if options.pairwise:
             doing = "the measurement of pairs of nodes"
-            answer = partial(report.of_pairs, pairwise.run(world, options), transport.used(world, options))
+            links = pairwise.run(world, options)
+            answer = partial(report.of_pairs, links, transport.used(world, options))
         else:
             sweep = Sweep(world, options, sizes, names)
             rows, used = measure(sweep, known)

@@ -188,14 +188,14 @@ def test_images_are_those_of_torchvision_in_its_order(tmp_path, make_images, mon
     elsewhere = make_images(tmp_path / "elsewhere")
     (root / "bird" / "linked").symlink_to(elsewhere / "cat")
     expected = ImageFolder(root)
-    assert imagefolder.read_folder(root, "") == (expected.classes, expected.samples)
+    assert imagefolder.read_folder(root, "", []) == (expected.classes, expected.samples)
     # But for what macOS and notebooks leave, which torchvision takes for images and classes.
     for name in ("cat/._a.png", "cat/.hidden/a.png", ".ipynb_checkpoints/a.png"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).touch()
-    assert imagefolder.read_folder(root, "") == (expected.classes, expected.samples)
+    assert imagefolder.read_folder(root, "", []) == (expected.classes, expected.samples)
     monkeypatch.chdir(root)
-    assert imagefolder.read_folder(Path(), "")[0] == ["bird", "cat"]
+    assert imagefolder.read_folder(Path(), "", [])[0] == ["bird", "cat"]
 
 
 def test_files_that_are_no_images_by_their_names_are_counted(tmp_path, make_images):
