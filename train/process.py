@@ -15,7 +15,7 @@ from muster.arguments import to_argv
 from muster.config import Options
 from muster.errors import ExitCode, MusterError, code_for_job
 from muster.paths import image
-from muster.train.checkpoint import run_directory
+from muster.train.checkpoint import manager
 from muster.train.distributed.backends import backend_for, compare_devices, compare_fabrics, open_group
 from muster.train.distributed.world import HashStore, World, close_group, connect, device_for, read_environment
 from muster.train.health import faults, memory, parent
@@ -103,7 +103,7 @@ class Process:
         Returns:
             whether all threads that ask the store have ended.
         """
-        run_directory.release()
+        manager.release()
         close_group()
         if self.heartbeat is not None:
             self.heartbeat.close(failed=failed)

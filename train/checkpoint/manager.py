@@ -2,11 +2,14 @@
 
 Each is a folder `step-00000010/`, written by all ranks at once (storage.py), for any strategy and number of ranks to
 read. It gets that name when it is complete, and `latest` names it then.
+
+One training at a time writes into a run's folder: `claim` makes it the one, and what has lost it writes no more.
 """
 
 import os
 import re
 import shutil
+import socket
 import time
 import warnings
 import zlib
@@ -16,8 +19,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -47,7 +52,10 @@ WRITER = ".writer"
 """The file in a run's folder that says which process alone writes there."""
 
 claimed: dict[Path, bytes] = {}
-"""What this process has written into that file, by the run's folder, since when it is the one (run_directory.py)."""
+"""What this process has written into that file, by the run's folder, since when it is the one."""
+
+TOUCH_S, SILENT_S = 5.0, 20.0
+"""How often it touches that file, and for how long another one looks whether it does, in seconds."""
 
 Read = TypeVar("Read")
 
@@ -76,6 +84,123 @@ def split(state: Mapping[str, Any], prefix: str = "") -> tuple[State, dict[str, 
         else:
             plain[key] = value
     return plain, tensors
+
+
+class Writer(msgspec.Struct, frozen=True):
+    """The process that alone writes into a run's folder: rank 0 of a training.
+
+    Attributes:
+        pid: its id in `namespace`, of the kernel that has started with this id: hosts may share a name.
+        started: when it started, in the kernel's ticks since the host did: a later process may have this id. Not in
+            seconds since 1970, which change when the clock is set.
+        launch: the id of its launch, if it has one.
+    """
+
+    host: str
+    pid: int
+    namespace: str
+    started: int
+    launch: str
+
+    @classmethod
+    def here(cls, launch: str) -> "Writer":
+        """This process."""
+        boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
+        pid, namespace = os.getpid(), f"{os.readlink('/proc/self/ns/pid')} {boot}"
+        return cls(socket.gethostname(), pid, namespace, started(pid) or 0, launch)
+
+
+def started(pid: int) -> int | None:
+    """When this process started, in ticks since its host did; None where there is none.
+
+    Source: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html (starttime)
+    """
+    status = text_of(Path(f"/proc/{pid}/stat"))
+    return int(status.rpartition(")")[2].split()[19]) if status else None
+
+
+def claim(run: Path, launch: str) -> None:
+    """Makes this process the one that writes into `run`, until `release` or its end.
+
+    A file says who that is, and is touched every few seconds for those on other hosts to see.
+
+    Raises:
+        MusterError: another process trains in it.
+    """
+    own, path = Writer.here(launch), run / WRITER
+    content = msgspec.json.encode(own)
+    while True:
+        try:
+            with path.open("xb") as file:
+                file.write(content)
+            break
+        except FileExistsError:
+            found, aside = text_of(path), path.with_name(f"{WRITER}.{own.host}.{own.pid}")
+            refuse_second(path, own)
+            with suppress(FileNotFoundError):
+                # Of several that have found it dead one alone gets it so; `unlink` could remove another's new one.
+                path.rename(aside)
+                if text_of(aside) != found:
+                    aside.rename(path)
+                aside.unlink(missing_ok=True)
+    claimed[run] = content
+
+    def touch() -> None:
+        while run in claimed:
+            if not is_lost(run):
+                with suppress(OSError):
+                    os.utime(path)
+            time.sleep(TOUCH_S)
+
+    Thread(target=touch, daemon=True).start()
+
+
+def refuse_second(path: Path, own: Writer) -> None:
+    """Raises MusterError where the process that the file at `path` names still trains."""
+    if is_alive(path, own):
+        raise MusterError(
+            "another training writes into this run's folder",
+            seen=f"{path}: {text_of(path)[:400]}",
+            fix=f"wait for its end, or choose another --name; in a copy of its folder, remove {path.name}",
+        )
+
+
+def is_alive(path: Path, own: Writer) -> bool:
+    """Whether the process that the file at `path` names still runs; on another host: whether it touches the file."""
+    try:
+        other = msgspec.json.decode(content_of(path), type=Writer)
+    except FileNotFoundError:
+        return False
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        other = None  # still being written, cut off, or damaged
+    if other is not None and own.launch and other.launch == own.launch:
+        return False  # the ranks of this launch were started again
+    if other is not None and (other.host, other.namespace) == (own.host, own.namespace):
+        return other.pid != own.pid and started(other.pid) == other.started
+    console.notify(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
+    first = touched(path)
+    # Counted and not timed: a file server that stands still holds up the other's touch as it does this look.
+    for _ in range(round(SILENT_S)):
+        time.sleep(1)
+        if touched(path) != first:
+            return touched(path) is not None
+    return False
+
+
+def touched(path: Path) -> int | None:
+    """When the file was touched last; None where it is gone. Opened, as network file systems ask their server then."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        return os.fstat(file.fileno()).st_mtime_ns
+    return None
+
+
+def release() -> None:
+    """Gives back what this process has claimed, and still has."""
+    for run in claimed:
+        if not is_lost(run):
+            with suppress(OSError):
+                (run / WRITER).unlink()
+    claimed.clear()
 
 
 def is_lost(run: Path) -> bool:
@@ -329,7 +454,8 @@ def load(path: Path) -> State:
     """
     index = storage.read_index(path)
     tensors = {
-        name: torch.empty(entry["shape"], dtype=storage.dtype_of(entry)) for name, entry in index["tensors"].items()
+        name: torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
+        for name, entry in index["tensors"].items()
     }
     load_into(path, index, tensors, None)
     state: State = index["plain"]

@@ -7,16 +7,12 @@ import difflib
 import json
 import os
 import re
-import socket
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-import msgspec
 from torch import nn
 
 from muster.config import Options
@@ -27,7 +23,6 @@ from muster.train.checkpoint.storage import read_index, write_text
 from muster.train.distributed.world import World
 from muster.train.health.faults import agree
 from muster.train.optim import highest_lr
-from muster.train.reporting import console
 from muster.units import plural
 from muster.variables import LaunchVariable
 
@@ -102,10 +97,10 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         begun = begun_by(launch, options, base) if launch else None
         run = begun or choose_folder(options, base)
         before = latest(run.folder)
-        claim(run.folder, launch)
+        manager.claim(run.folder, launch)
         if latest(run.folder) != before:
             # Another process has saved a checkpoint, and ended, while this one looked whether it still trains.
-            release()
+            manager.release()
             return choose_run(options, strategy, launch)
         if launch and begun is None:  # should it start its ranks again
             start = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": before}
@@ -230,7 +225,7 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
         # A run that ended without a checkpoint gives its name back; not one whose checkpoints are gone since.
         can_resume = bool(manager.saved(base))
         if can_resume or (base / "summary.json").exists() or manager.step_of(manager.latest_of(base)) >= 0:
-            refuse_second(base / manager.WRITER, Writer.here(""))
+            manager.refuse_second(base / manager.WRITER, manager.Writer.here(""))
             raise MusterError(
                 "there is a run of this name already, and runs are never overwritten",
                 seen=str(base) if can_resume else f"{base}, whose checkpoints are gone, or have no index",
@@ -245,126 +240,6 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
             folder.mkdir()  # and not exists(): of two jobs that start at once, each gets its own
             return folder
         number += 1
-
-
-TOUCH_S, SILENT_S = 5.0, 20.0
-
-
-class Writer(msgspec.Struct, frozen=True):
-    """The process that alone writes into a run's folder: rank 0 of a training.
-
-    Attributes:
-        pid: its id in `namespace`, of the kernel that has started with this id: hosts may share a name.
-        started: when it started, in the kernel's ticks since the host did: a later process may have this id. Not in
-            seconds since 1970, which change when the clock is set.
-        launch: the id of its launch, if it has one.
-    """
-
-    host: str
-    pid: int
-    namespace: str
-    started: int
-    launch: str
-
-    @classmethod
-    def here(cls, launch: str) -> "Writer":
-        """This process."""
-        boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
-        pid, namespace = os.getpid(), f"{os.readlink('/proc/self/ns/pid')} {boot}"
-        return cls(socket.gethostname(), pid, namespace, started(pid) or 0, launch)
-
-
-def started(pid: int) -> int | None:
-    """When this process started, in ticks since its host did; None where there is none.
-
-    Source: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html (starttime)
-    """
-    status = text_of(Path(f"/proc/{pid}/stat"))
-    return int(status.rpartition(")")[2].split()[19]) if status else None
-
-
-def claim(folder: Path, launch: str) -> None:
-    """Makes this process the one that writes into `folder`, until `release` or its end.
-
-    A file says who that is, and is touched every few seconds for those on other hosts to see.
-
-    Raises:
-        MusterError: another process trains in this folder.
-    """
-    own, path = Writer.here(launch), folder / manager.WRITER
-    content = msgspec.json.encode(own)
-    while True:
-        try:
-            with path.open("xb") as file:
-                file.write(content)
-            break
-        except FileExistsError:
-            found, aside = text_of(path), path.with_name(f"{manager.WRITER}.{own.host}.{own.pid}")
-            refuse_second(path, own)
-            with suppress(FileNotFoundError):
-                # Of several that have found it dead one alone gets it so; `unlink` could remove another's new one.
-                path.rename(aside)
-                if text_of(aside) != found:
-                    aside.rename(path)
-                aside.unlink(missing_ok=True)
-    manager.claimed[folder] = content
-
-    def touch() -> None:
-        while folder in manager.claimed:
-            if not manager.is_lost(folder):
-                with suppress(OSError):
-                    os.utime(path)
-            time.sleep(TOUCH_S)
-
-    Thread(target=touch, daemon=True).start()
-
-
-def refuse_second(path: Path, own: Writer) -> None:
-    """Raises MusterError where the process that the file at `path` names still trains."""
-    if is_alive(path, own):
-        raise MusterError(
-            "another training writes into this run's folder",
-            seen=f"{path}: {text_of(path)[:400]}",
-            fix=f"wait for its end, or choose another --name; in a copy of its folder, remove {path.name}",
-        )
-
-
-def is_alive(path: Path, own: Writer) -> bool:
-    """Whether the process that the file at `path` names still runs; on another host: whether it touches the file."""
-    try:
-        other = msgspec.json.decode(content_of(path), type=Writer)
-    except FileNotFoundError:
-        return False
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        other = None  # still being written, cut off, or damaged
-    if other is not None and own.launch and other.launch == own.launch:
-        return False  # the ranks of this launch were started again
-    if other is not None and (other.host, other.namespace) == (own.host, own.namespace):
-        return other.pid != own.pid and started(other.pid) == other.started
-    console.notify(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
-    first = touched(path)
-    # Counted and not timed: a file server that stands still holds up the other's touch as it does this look.
-    for _ in range(round(SILENT_S)):
-        time.sleep(1)
-        if touched(path) != first:
-            return touched(path) is not None
-    return False
-
-
-def touched(path: Path) -> int | None:
-    """When the file was touched last; None where it is gone. Opened, as network file systems ask their server then."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        return os.fstat(file.fileno()).st_mtime_ns
-    return None
-
-
-def release() -> None:
-    """Gives back what this process has claimed, and still has."""
-    for folder in manager.claimed:
-        if not manager.is_lost(folder):
-            with suppress(OSError):
-                (folder / manager.WRITER).unlink()
-    manager.claimed.clear()
 
 
 def share_run(world: World, options: Options, strategy: str) -> Run:

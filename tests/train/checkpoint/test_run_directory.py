@@ -17,7 +17,7 @@ import pytest
 from muster.config import Options
 from muster.errors import MusterError
 from muster.train.checkpoint import manager as checkpoint, run_directory
-from muster.train.checkpoint.run_directory import Run, choose_run, default_name, release
+from muster.train.checkpoint.run_directory import Run, choose_run, default_name
 from muster.train.distributed.world import World
 from muster.train.reporting.summary import Log, write_file
 from tests.train.comparing import STEPS, TEXT, save
@@ -131,7 +131,7 @@ def test_a_run_may_be_called_as_a_checkpoint_or_their_folder_is(tmp_path, name):
     for given in (str(folder), name):
         chosen = choose_run(options(tmp_path, resume=given), "ddp")
         assert (chosen.folder, chosen.resumed_from.name) == (folder, "step-00000004")
-        release()
+        checkpoint.release()
 
 
 def test_a_folder_that_can_not_be_made(tmp_path):
@@ -148,7 +148,7 @@ def test_a_disk_that_is_full_as_the_run_begins_is_told_with_the_folder(tmp_path,
     with pytest.raises(MusterError, match="No space left") as raised:
         choose_run(options(tmp_path, name="mine"), "ddp", "launch")
     assert raised.value.seen == f"--runs-dir={tmp_path}/runs ({tmp_path}/runs/mine)"
-    release()
+    checkpoint.release()
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "closed"])
@@ -170,7 +170,7 @@ def test_a_run_whose_checkpoints_can_not_be_read_does_not_begin_anew(kind, resum
                 choose_run(options(Path(root), resume=resume, name="mine"), "ddp")
         finally:
             os.seteuid(user)
-            release()
+            checkpoint.release()
     assert raised.value.code == 2
     assert str(folder) in raised.value.seen
 
@@ -180,7 +180,7 @@ def test_auto_passes_over_runs_that_another_user_has_closed():
     with tempfile.TemporaryDirectory() as root:
         os.chmod(root, 0o777)
         base = choose_run(options(Path(root)), "ddp").folder
-        release()
+        checkpoint.release()
         with_checkpoint(base).chmod(0)
         Path(root, "runs").chmod(0o777)
         if user == 0:
@@ -189,7 +189,7 @@ def test_auto_passes_over_runs_that_another_user_has_closed():
             run = choose_run(options(Path(root), resume="auto"), "ddp")
         finally:
             os.seteuid(user)
-            release()
+            checkpoint.release()
             base.chmod(0o700)
     assert run.folder.name == f"{base.name}-2"
     assert run.resumed_from is None
@@ -220,15 +220,15 @@ def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_pat
     runs = tmp_path / "runs"
     with subprocess.Popen([sys.executable, "-c", WRITES, str(runs)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "writes\n"
-        monkeypatch.setattr(run_directory, "SILENT_S", 8.0)
+        monkeypatch.setattr(checkpoint, "SILENT_S", 8.0)
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 3600.0)  # the clock was set meanwhile
         with_checkpoint(runs / "mine")  # of which it would be said that --resume continues it
         if where == "another host":
             monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
         if where == "another of the same name":
-            read = run_directory.text_of
-            monkeypatch.setattr(run_directory, "text_of", lambda path: "2" if "boot_id" in str(path) else read(path))
-            monkeypatch.setattr(run_directory, "started", lambda pid: None if pid == other.pid else 1)
+            read = checkpoint.text_of
+            monkeypatch.setattr(checkpoint, "text_of", lambda path: "2" if "boot_id" in str(path) else read(path))
+            monkeypatch.setattr(checkpoint, "started", lambda pid: None if pid == other.pid else 1)
         for resume in (None, "auto"):
             with pytest.raises(MusterError, match="another training writes") as raised:
                 choose_run(options(tmp_path, name="mine", resume=resume), "ddp")
@@ -236,7 +236,7 @@ def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_pat
         # Ranks that are started again by the same launch go on at once.
         other.kill()
     assert choose_run(options(tmp_path, name="mine"), "ddp", "their launch").folder == runs / "mine"
-    release()
+    checkpoint.release()
     assert not list((runs / "mine").glob(".writer"))
 
 
@@ -248,10 +248,10 @@ def test_a_run_whose_writer_ends_while_one_looks_is_free(tmp_path, monkeypatch):
         path.unlink()
         return False
 
-    monkeypatch.setattr(run_directory, "is_alive", end)
-    run_directory.claim(tmp_path, "")
+    monkeypatch.setattr(checkpoint, "is_alive", end)
+    checkpoint.claim(tmp_path, "")
     assert writer.exists()
-    release()
+    checkpoint.release()
 
 
 @pytest.mark.parametrize("before", [[], [1]], ids=["its first checkpoint", "another checkpoint"])
@@ -267,9 +267,9 @@ def test_what_a_writer_saves_that_ends_while_one_looks_is_resumed(tmp_path, monk
         path.unlink()
         return False
 
-    monkeypatch.setattr(run_directory, "is_alive", end)
+    monkeypatch.setattr(checkpoint, "is_alive", end)
     run = choose_run(options(tmp_path, name="mine", resume="auto"), "ddp")
-    release()
+    checkpoint.release()
     assert (run.folder, run.resumed_from.name) == (folder, "step-00000002")
 
 
@@ -293,7 +293,7 @@ def test_a_host_that_does_not_share_the_runs_folder_is_told(tmp_path, monkeypatc
 
     monkeypatch.setattr(World, "gather", gather)
     run = run_directory.share_run(World(world_size=2, hosts=("node01", "node02")), options(tmp_path), "ddp")
-    release()
+    checkpoint.release()
     assert [str(run.folder) in note and "node02" in note for note in run.notes] == ([] if is_shared else [True])
 
 
@@ -314,11 +314,11 @@ def test_a_host_where_the_runs_folder_may_not_be_seen_is_told_as_one_without(tmp
 
 def test_of_two_that_find_the_same_dead_writer_one_alone_writes(tmp_path, monkeypatch):
     writer = tmp_path / ".writer"
-    dead = msgspec.structs.replace(run_directory.Writer.here("dead"), pid=2**30)
+    dead = msgspec.structs.replace(checkpoint.Writer.here("dead"), pid=2**30)
     writer.write_bytes(msgspec.json.encode(dead))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        quicker = msgspec.structs.replace(dead, pid=other.pid, started=run_directory.started(other.pid), launch="other")
-        looks = run_directory.is_alive
+        quicker = msgspec.structs.replace(dead, pid=other.pid, started=checkpoint.started(other.pid), launch="other")
+        looks = checkpoint.is_alive
 
         def look(path, own):
             is_theirs = looks(path, own)
@@ -327,26 +327,26 @@ def test_of_two_that_find_the_same_dead_writer_one_alone_writes(tmp_path, monkey
                 path.write_bytes(msgspec.json.encode(quicker))
             return is_theirs
 
-        monkeypatch.setattr(run_directory, "is_alive", look)
+        monkeypatch.setattr(checkpoint, "is_alive", look)
         with pytest.raises(MusterError, match="another training writes"):
-            run_directory.claim(tmp_path, "ours")
-        assert msgspec.json.decode(writer.read_bytes(), type=run_directory.Writer) == quicker
+            checkpoint.claim(tmp_path, "ours")
+        assert msgspec.json.decode(writer.read_bytes(), type=checkpoint.Writer) == quicker
         other.communicate(b"\n")
     assert os.listdir(tmp_path) == [".writer"]
 
 
 def test_a_run_whose_writer_on_another_host_is_silent_is_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_directory, "SILENT_S", 0.5)
-    theirs = msgspec.structs.replace(run_directory.Writer.here("theirs"), host="elsewhere")
+    monkeypatch.setattr(checkpoint, "SILENT_S", 0.5)
+    theirs = msgspec.structs.replace(checkpoint.Writer.here("theirs"), host="elsewhere")
     (tmp_path / ".writer").write_bytes(msgspec.json.encode(theirs))
-    run_directory.claim(tmp_path, "ours")
+    checkpoint.claim(tmp_path, "ours")
     assert b'"ours"' in (tmp_path / ".writer").read_bytes()
-    release()
+    checkpoint.release()
 
 
 def test_a_file_server_that_stands_still_as_one_looks_makes_no_writer_dead(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_directory, "SILENT_S", 3.0)
-    theirs = msgspec.structs.replace(run_directory.Writer.here("theirs"), host="elsewhere")
+    monkeypatch.setattr(checkpoint, "SILENT_S", 3.0)
+    theirs = msgspec.structs.replace(checkpoint.Writer.here("theirs"), host="elsewhere")
     (tmp_path / ".writer").write_bytes(msgspec.json.encode(theirs))
     looks, now, monotonic = [], [0.0], time.monotonic
 
@@ -356,33 +356,33 @@ def test_a_file_server_that_stands_still_as_one_looks_makes_no_writer_dead(tmp_p
             now[0] += 300  # in which it answers nobody, and so the other can't touch the file
         return len(looks) // 3
 
-    monkeypatch.setattr(run_directory, "touched", touched)
+    monkeypatch.setattr(checkpoint, "touched", touched)
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + now[0])
     with pytest.raises(MusterError, match="another training writes"):
-        run_directory.claim(tmp_path, "ours")
+        checkpoint.claim(tmp_path, "ours")
 
 
 @pytest.mark.parametrize("content", [b"", b'{"host": "no', b'{"host": "\xff"'])
 def test_a_run_whose_writers_file_is_damaged_is_free(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(run_directory, "SILENT_S", 0.0)
+    monkeypatch.setattr(checkpoint, "SILENT_S", 0.0)
     folder = with_checkpoint(tmp_path / "runs" / "mine")
     (folder / ".writer").write_bytes(content)
     assert choose_run(options(tmp_path, name="mine", resume="latest"), "ddp").folder == folder
-    release()
+    checkpoint.release()
 
 
 def test_what_touches_the_writers_file_keeps_no_process_that_fails_from_its_end(tmp_path):
     before = set(threading.enumerate())
-    run_directory.claim(tmp_path, "")
+    checkpoint.claim(tmp_path, "")
     try:
         assert [thread.daemon for thread in set(threading.enumerate()) - before] == [True]
     finally:
-        release()
+        checkpoint.release()
 
 
 @pytest.mark.parametrize("theirs", ["another's", None], ids=["writes", "has ended"])
 def test_a_writer_that_another_took_for_dead_writes_no_more(tmp_path, monkeypatch, theirs):
-    monkeypatch.setattr(run_directory, "TOUCH_S", 0.02)
+    monkeypatch.setattr(checkpoint, "TOUCH_S", 0.02)
     folder = with_checkpoint(choose_run(options(tmp_path, name="mine"), "ddp").folder)
     before = checkpoint.saved(folder)
     writer, half = folder / ".writer", folder / "checkpoints" / ".step-00000002.partial" / "rank-00000"
@@ -391,7 +391,7 @@ def test_a_writer_that_another_took_for_dead_writes_no_more(tmp_path, monkeypatc
     half.write_text("another's")
     if theirs:
         writer.write_text(theirs)
-    touched = run_directory.touched(writer)
+    touched = checkpoint.touched(writer)
     try:
         for write in (
             lambda: with_checkpoint(folder, 2),
@@ -404,8 +404,8 @@ def test_a_writer_that_another_took_for_dead_writes_no_more(tmp_path, monkeypatc
             assert raised.value.code == 1
         time.sleep(0.1)
     finally:
-        release()
-    assert run_directory.touched(writer) == touched  # it looks no more alive than its process is
+        checkpoint.release()
+    assert checkpoint.touched(writer) == touched  # it looks no more alive than its process is
     assert checkpoint.saved(folder) == before
     assert half.read_text() == "another's"
     assert {path.name for path in folder.iterdir()} == {"checkpoints", *([".writer"] if theirs else [])}
@@ -416,7 +416,7 @@ def test_a_run_whose_folder_is_gone_is_told_so(tmp_path):
     shutil.rmtree(folder)
     with pytest.raises(MusterError, match="could not be written: No such file"):
         Log(folder, 0)
-    release()
+    checkpoint.release()
 
 
 # As another does that has taken this training for dead while it writes.
