@@ -6,14 +6,16 @@ has an index is complete, and what was changed since is found out.
 """
 
 import json
+import math
 import os
 import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypedDict
 
+import msgspec
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -68,6 +70,34 @@ MAGIC = "muster checkpoint"
 FORMAT = 2
 UNREADABLE = "the checkpoint can't be read"
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Chunk(TypedDict):
+    """A part of a tensor: its place in that, and where in which file its numbers are, in bytes."""
+
+    offsets: list[Count]
+    sizes: list[Count]
+    file: Annotated[str, msgspec.Meta(pattern="^rank-[0-9]+$")]
+    start: Count
+    length: Count
+    crc32: Count
+
+
+class Entry(TypedDict):
+    """A tensor: the type of its numbers, as torch names it, and its parts, which are all of it."""
+
+    dtype: str
+    shape: list[Count]
+    chunks: list[Chunk]
+
+
+class Index(TypedDict):
+    """What a checkpoint's index holds: the state without its tensors, and these by name."""
+
+    plain: dict[str, Any]
+    tensors: dict[str, Entry]
+
 
 class Damaged(Exception):
     """A file of a checkpoint is not what was written. It passes between ranks, which a MusterError can't."""
@@ -80,7 +110,7 @@ def unreadable(path: Path, reason: str) -> MusterError:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """The index of the checkpoint at `path`: `plain`, which is the state without tensors, and `tensors`.
+    """The index of the checkpoint at `path`, an `Index`.
 
     Raises:
         MusterError: it is missing, damaged, of another program, or of another version of this one.
@@ -101,7 +131,25 @@ def read_index(path: Path) -> dict[str, Any]:
         raise unreadable(path, f"{INDEX} has format {' '.join(words[2:3])}, this program reads {FORMAT}")
     if words[3:] != [f"{zlib.crc32(text):08x}"]:
         raise unreadable(path, f"{INDEX} has a wrong checksum")
-    return json.loads(text)
+    try:
+        index: Any = msgspec.convert(json.loads(text), Index)  # msgspec's own JSON has no losses that are nan
+        for name, entry in index["tensors"].items():
+            check_parts(name, entry)
+    except (ValueError, RecursionError) as error:
+        raise unreadable(path, f"{INDEX} was not written by this program: {error}") from error
+    return index
+
+
+def check_parts(name: str, entry: Entry) -> None:
+    """Raises ValueError where these can't be the parts of a tensor of this shape and type."""
+    counts = [math.prod(chunk["sizes"]) for chunk in entry["chunks"]]
+    is_whole = sum(counts) == math.prod(entry["shape"])
+    for chunk, count in zip(entry["chunks"], counts, strict=True):
+        box = zip(chunk["offsets"], chunk["sizes"], entry["shape"], strict=True)
+        is_inside = all(start + size <= whole for start, size, whole in box)
+        is_whole &= is_inside and chunk["length"] == count * dtype_of(entry).itemsize
+    if not is_whole:
+        raise ValueError(f"the parts of {name} are not all of it")
 
 
 def done(value: Any) -> Future[Any]:
@@ -191,7 +239,7 @@ class CheckpointWriter(StorageWriter):
         return False
 
 
-def read_chunk(folder: Path, chunk: Mapping[str, Any], dtype: torch.dtype) -> torch.Tensor:
+def read_chunk(folder: Path, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
     """The numbers of `chunk`, checked.
 
     Raises:
@@ -213,24 +261,25 @@ def read_chunk(folder: Path, chunk: Mapping[str, Any], dtype: torch.dtype) -> to
     return flat.view(chunk["sizes"])
 
 
-def dtype_of(entry: Mapping[str, Any]) -> torch.dtype:
-    """The type of the numbers of a tensor in the index."""
-    dtype = getattr(torch, entry["dtype"])
-    assert isinstance(dtype, torch.dtype)
+def dtype_of(entry: Entry) -> torch.dtype:
+    """The type of the numbers of a tensor in the index; ValueError where torch has none of this name."""
+    dtype = getattr(torch, entry["dtype"], None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"no type of numbers: {entry['dtype']}")
     return dtype
 
 
 class CheckpointReader(FileSystemReader):
     """Reads what each rank needs of a checkpoint in `folder`: torch's reader, for the files of CheckpointWriter."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, tensors: Mapping[str, Entry]) -> None:
         super().__init__(folder)
         self.folder = folder
         self.tensors = tensors
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         described: dict[str, Any] = {}
-        places: dict[MetadataIndex, Mapping[str, Any]] = {}
+        places: dict[MetadataIndex, Chunk] = {}
         for name, entry in self.tensors.items():
             chunks = [
                 ChunkStorageMetadata(torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"]))

@@ -1,10 +1,12 @@
 import errno
+import json
 import os
 import pickle
 import resource
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -202,6 +204,39 @@ def test_nothing_is_executed(tmp_path):
     with pytest.raises(MusterError, match="no checkpoint"):
         checkpoint.load(path)
     assert not (tmp_path / "pwned").exists()
+
+
+CHUNK = {"offsets": [0], "sizes": [2], "file": "rank-00000", "start": 0, "length": 8, "crc32": 0}
+ENTRY = {"dtype": "float32", "shape": [2], "chunks": [CHUNK]}
+
+
+def index_of(entry=ENTRY, **chunk):
+    return {"plain": {}, "tensors": {"model/w": {**entry, "chunks": [{**CHUNK, **chunk}]}}}
+
+
+FORGED = {
+    "a list": [],
+    "no tensors": {"plain": {}},
+    "a tensor that is none": {"plain": {}, "tensors": {"model/w": 1}},
+    "a part without a place": {"plain": {}, "tensors": {"model/w": {**ENTRY, "chunks": [{"file": "rank-00000"}]}}},
+    "no such type": index_of({**ENTRY, "dtype": "load"}),
+    "a shape of another kind": index_of({**ENTRY, "shape": ["2"]}),
+    "less than the tensor": index_of({**ENTRY, "shape": [2**40]}),
+    "beyond the tensor": index_of(offsets=[1]),
+    "of other dimensions": index_of(sizes=[2, 1]),
+    "more bytes than numbers": index_of(length=2**40),
+    "a negative place": index_of(start=-8),
+    "a file that is none of its own": index_of(file="../../other/checkpoints/step-00000001/rank-00000"),
+}
+
+
+@pytest.mark.parametrize("forged", [*map(json.dumps, FORGED.values()), "[" * 100_000], ids=[*FORGED, "nested"])
+def test_an_index_that_somebody_else_has_made_is_refused(tmp_path, forged):
+    path = save(tmp_path, state(1), step=1, keep=1)
+    (path / "index").write_text(f"muster checkpoint 2 {zlib.crc32(forged.encode()):08x}\n{forged}")
+    with pytest.raises(MusterError, match="index was not written by this program") as raised:
+        checkpoint.load(path)
+    assert raised.value.code == 2
 
 
 @pytest.mark.parametrize("name", ["rank-00000", "index", "../latest"])
