@@ -77,6 +77,13 @@ def test_the_umask_takes_nothing_away_and_gives_nothing(temporary: Path) -> None
     assert (temporary / "home").stat().st_mode & 0o7777 == 0o700
 
 
+def test_a_folder_is_found_again_in_a_project_folder_whose_group_it_inherits(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2770)
+    for _ in range(2):
+        Folder(tmp_path / "home", "", is_private=True).make()
+    assert (tmp_path / "home").stat().st_mode & 0o7777 == 0o2700
+
+
 # A name that is too long is refused as is one that this user may not look at.
 @pytest.mark.parametrize("home", ["/nonexistent", "/etc/passwd", "", "/" + "a" * 300])
 def test_a_home_that_cannot_be_written_to(temporary: Path, unknown: None, home: str) -> None:
