@@ -413,11 +413,12 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
         fix = "--master-addr HOST, the same in each process; or muster run SCRIPT, which finds it by a file"
         raise MusterError(wrong, seen=f"{allocation.num_nodes} nodes, no list of them; left to {seen}", fix=fix)
     port = context.rendezvous.master_port or address.FIRST_PORT
-    if options.nproc_per_node and allocation.mode == "agent" and allocation.nproc_per_node > 1:
+    given, name = context.options.nproc_per_node, "--spawn" if options.spawn else "--nproc-per-node"
+    if given and allocation.mode == "agent" and allocation.nproc_per_node > 1:
         raise MusterError(
             "a shell is one process, and nothing here would start the others",
-            seen=f"--nproc-per-node={options.nproc_per_node}",
-            fix="muster run SCRIPT starts them; or one task for each of them, and no --nproc-per-node",
+            seen=f"{name}={given}",
+            fix=f"muster run SCRIPT starts them; or one task for each of them, and no {name}",
         )
     found = frameworks.VARIABLES[wanted.format or "torch"](allocation.of_tasks(), context.rendezvous, port)
     print(show.exports(found))

@@ -87,11 +87,6 @@ def start(
     Raises:
         MusterError: it can't be started here.
     """
-    if options.spawn is not None:
-        if options.nproc_per_node not in (None, str(options.spawn)):
-            seen = f"--spawn={options.spawn} --nproc-per-node={options.nproc_per_node}"
-            raise MusterError("two numbers of processes were given", seen=seen, fix="leave --nproc-per-node out")
-        options = replace(options, nproc_per_node=str(options.spawn))
     env = environment_of(options)
     is_dry = options.dry_run or not env.is_live
     if is_dry:
@@ -174,6 +169,11 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
     Raises:
         MusterError: that can't be found out, or contradicts itself.
     """
+    if options.spawn is not None:
+        if options.nproc_per_node not in (None, str(options.spawn)):
+            seen = f"--spawn={options.spawn} --nproc-per-node={options.nproc_per_node}"
+            raise MusterError("two numbers of processes were given", seen=seen, fix="leave --nproc-per-node out")
+        options = replace(options, nproc_per_node=str(options.spawn))
     job_id, *given = env.get(LaunchVariable.RANK_VARIABLES, "").split() or [""]
     # A rank that submitted this job handed on what its own launch had given it. In its own job it is still true.
     if given and families.find_job(env)[0].job_id not in (None, job_id):

@@ -947,8 +947,10 @@ def test_the_variables_for_a_shell_are_those_of_one_process(command: Run, record
     file = recordings / "slurm" / "b_srun_N2_1per.node02.1.env"
     answer = command("muster", "env", "--env-file", str(file))
     assert {"export RANK=1", "export WORLD_SIZE=2", "export LOCAL_WORLD_SIZE=1"} <= set(answer.stdout.splitlines())
-    answer = command("muster", "env", "--env-file", str(file), "--nproc-per-node=2")
-    assert answer.returncode == 2
+    for option in ("--nproc-per-node=2", "--spawn=2"):
+        answer = command("muster", "env", "--env-file", str(file), option)
+        assert answer.returncode == 2
+        assert option in three_lines(answer.stderr)[1]
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])

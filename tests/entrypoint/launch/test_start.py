@@ -625,3 +625,8 @@ def test_several_processes_are_refused_where_a_strategy_is_one() -> None:
     assert refused.value.seen == "--spawn=2"
     found = start.find(Environment({}, host="a"), LaunchOptions(), ["train", "single"], is_single=True)
     assert found.allocation.world_size == 1
+
+
+def test_processes_by_spawn_are_counted_wherever_a_launch_is_shown() -> None:
+    found = start.find(Environment({}, host="a"), LaunchOptions(spawn=3), ["train", "ddp"]).allocation
+    assert (found.world_size, found.sources["nproc_per_node"]) == (3, "--spawn=3")
