@@ -100,7 +100,7 @@ def _check(
         found = launch.for_need(need, env, _site(site), launch.Places(root))
         env.update(found.variables)
         for note in found.notes:
-            print(f"muster: {note}", file=sys.stderr)
+            print(f"muster: {one_line(note)}", file=sys.stderr)
     # In a process of its own, as a library that it opens may end or hold that.
     command = [sys.executable, "-P", "-m", "muster.check.fabric", *(["--json"] if as_json else [])]
     try:
@@ -199,12 +199,12 @@ def _show(finding: "Finding", plan: "FabricPlan | None" = None, *, as_json: bool
         }
     console = Console()
     for name, value in lines.items():
-        console.print(Text.assemble((f"{name:<14}", "bold"), value), soft_wrap=True)
+        console.print(Text.assemble((f"{name:<14}", "bold"), one_line(value)), soft_wrap=True)
     for headings, rows in tables.items():
         table = new_table(*headings)
         for row in rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(one_line(value)) for value in row))
         if rows:
             console.print(table)
     for note in (plan or finding).notes:
-        console.print(Text(f"note: {note}"), soft_wrap=True)
+        console.print(Text(f"note: {one_line(note)}"), soft_wrap=True)

@@ -68,6 +68,16 @@ def test_find_shows_what_there_is(run: Run, slingshot: Path) -> None:
     assert found["devices"] == [{"name": "cxi0", "kind": "slingshot", "path": "/dev/cxi0", "state": ""}]
 
 
+def test_names_of_the_host_give_a_terminal_no_orders(run: Run, tmp_path: Path) -> None:
+    name = "mlx5\x1b[31m_0"
+    (tmp_path / "host/etc").mkdir(parents=True)
+    (tmp_path / f"host/sys/class/infiniband/{name}").mkdir(parents=True)
+    (tmp_path / f"host/sys/class/net/{name}").mkdir(parents=True)
+    done = fabric(run, tmp_path / "host", "find")
+    assert "\x1b" not in done.stdout
+    assert r"mlx5\x1b[31m_0" in done.stdout
+
+
 def test_plan_shows_what_the_container_gets(run: Run, slingshot: Path) -> None:
     done = fabric(run, slingshot, "plan")
     assert done.returncode == 0, done.stderr
