@@ -413,7 +413,7 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
         fix = "--master-addr HOST, the same in each process; or muster run SCRIPT, which finds it by a file"
         raise MusterError(wrong, seen=f"{allocation.num_nodes} nodes, no list of them; left to {seen}", fix=fix)
     port = context.rendezvous.master_port or address.FIRST_PORT
-    given, name = context.options.nproc_per_node, "--spawn" if options.spawn else "--nproc-per-node"
+    given, name = context.options.nproc_per_node, options.nproc_name
     if given and allocation.mode == "agent" and allocation.nproc_per_node > 1:
         raise MusterError(
             "a shell is one process, and nothing here would start the others",

@@ -96,6 +96,11 @@ class LaunchOptions:
         return self._range()[0]
 
     @property
+    def nproc_name(self) -> str:
+        """The option that has told the number of processes on each node."""
+        return "--spawn" if self.spawn else "--nproc-per-node"
+
+    @property
     def num_restarts(self) -> int:
         """How often the ranks are started anew, as said or by default: to go on with fewer nodes is a restart too."""
         default = 0 if self.min_nodes is None else 3

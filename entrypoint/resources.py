@@ -128,7 +128,7 @@ def processes_per_node(env: Environment, options: LaunchOptions, job: Job) -> tu
     Raises:
         MusterError: what the user said is no number, or asks for GPUs where there are none.
     """
-    given, name = options.nproc_per_node, "--spawn" if options.spawn else "--nproc-per-node"
+    given, name = options.nproc_per_node, options.nproc_name
     if given is None and job.scheduler == "kubernetes" and env.get("PET_NPROC_PER_NODE"):
         # What the job's author wrote as nprocPerNode.
         given, name = env["PET_NPROC_PER_NODE"], "PET_NPROC_PER_NODE"

@@ -163,10 +163,10 @@ def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, *,
     if max(task.tasks_per_node) > 1 and options.nproc_per_node is not None:
         line = "start one task a node" if job is NO_SCHEDULER else job.launch
         raise MusterError(
-            f"{task.launcher} started {max(task.tasks_per_node)} tasks on a node, and --nproc-per-node asks each to "
-            f"start {options.nproc_per_node} more; torchrun wants one task a node",
-            seen=f"{task.sources['tasks_on_node']} --nproc-per-node={options.nproc_per_node}",
-            fix=f"{line}, or leave --nproc-per-node out: each task is a rank",
+            f"{task.launcher} started {max(task.tasks_per_node)} tasks on a node, and {options.nproc_name} asks each "
+            f"to start {options.nproc_per_node} more; torchrun wants one task a node",
+            seen=f"{task.sources['tasks_on_node']} {options.nproc_name}={options.nproc_per_node}",
+            fix=f"{line}, or leave {options.nproc_name} out: each task is a rank",
         )
     if _num_unused(job, task) > 0:
         notes += (f"this step uses {task.num_nodes} of the job's {job.num_nodes} nodes",)

@@ -182,7 +182,7 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
     if is_single and options.nproc_per_node not in (None, "1"):
         raise MusterError(
             "this strategy trains in one process",
-            seen=f"{'--spawn' if options.spawn else '--nproc-per-node'}={options.nproc_per_node}",
+            seen=f"{options.nproc_name}={options.nproc_per_node}",
             fix="train ddp, or leave it out",
         )
     allocation = resolve.resolve(env, options, typed, is_single=is_single)
@@ -272,7 +272,7 @@ def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: P
         "--max-restarts": options.max_restarts,
         "--nnodes": options.nnodes if options.min_nodes is not None else None,
         "--numa-binding": options.numa_binding,
-        "--nproc-per-node": options.nproc_per_node if allocation.mode == "agent" else None,
+        options.nproc_name: options.nproc_per_node if allocation.mode == "agent" else None,
     }
     tasks = allocation.tasks_on_node
     for name, value in given.items():

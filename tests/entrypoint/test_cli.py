@@ -920,7 +920,7 @@ def test_the_doctor_waits_as_long_as_it_is_told(command: Run) -> None:
         assert f"--rdzv-conf=timeout={limit} " in answer.stdout, answer.stderr
 
 
-@pytest.mark.parametrize("words", [["--max-restarts=3"], ["--nnodes=1:2"], ["--numa-binding=node"]])
+@pytest.mark.parametrize("words", [["--max-restarts=3"], ["--nnodes=1:2"], ["--numa-binding=node"], ["--spawn=2"]])
 def test_what_torchrun_alone_can_do_is_refused_where_the_scheduler_starts_each_rank(
     command: Run, recordings: Path, hello: Path, words: list[str]
 ) -> None:

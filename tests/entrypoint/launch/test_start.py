@@ -23,6 +23,7 @@ from tests.entrypoint.test_cli import three_lines
 
 FOLDER = Path(__file__).resolve().parents[2] / "recordings" / "slurm"
 TRAINER = Program("module", ("muster.train", "ddp", "--epochs=3"), is_ours=True)
+JAX = Program("program", ("python",), framework="jax")
 
 
 def planned(env: Environment, options: LaunchOptions | None = None, program: Program = TRAINER) -> Launch:
@@ -630,3 +631,7 @@ def test_several_processes_are_refused_where_a_strategy_is_one() -> None:
 def test_processes_by_spawn_are_counted_wherever_a_launch_is_shown() -> None:
     found = start.find(Environment({}, host="a"), LaunchOptions(spawn=3), ["train", "ddp"]).allocation
     assert (found.world_size, found.sources["nproc_per_node"]) == (3, "--spawn=3")
+    with pytest.raises(MusterError) as refused:
+        planned(Environment({}, host="a"), LaunchOptions(nproc_per_node="3", spawn=3), JAX)
+    assert refused.value.seen.startswith("--spawn=3,")
+    assert refused.value.fix == "leave --spawn out"
