@@ -100,11 +100,6 @@ def trace(names: Sequence[str], library_path: str) -> Trace:
     return Trace(found, tuple(dict.fromkeys(absent)), lacking)
 
 
-@functools.cache
-def _found_for(library: Path, library_path: str) -> Mapping[str, Path]:
-    return trace([str(library)], library_path).found
-
-
 @dataclass(frozen=True)
 class Image:
     """What the host's libraries come into: this image, as a trainer in it finds its libraries.
@@ -145,12 +140,13 @@ class Image:
         preloaded = self.loaded_by_torch(found.absent)
         return trace([*preloaded, *names], path) if preloaded else found
 
+    @functools.cached_property
+    def _of_torch(self) -> Mapping[str, Path]:
+        return trace([str(self.torch)], self.library_path).found if self.torch else {}
+
     def loaded_by_torch(self, names: Sequence[str]) -> list[str]:
         """The paths of those of `names` that are libraries which torch loads."""
-        if not names or not self.torch:
-            return []
-        found = _found_for(self.torch, self.library_path)
-        return [str(found[name]) for name in names if name in found]
+        return [str(self._of_torch[name]) for name in names if name in self._of_torch]
 
 
 def on_path(folder: Path, path: str, winners: Iterable[str]) -> str:
