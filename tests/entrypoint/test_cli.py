@@ -927,7 +927,9 @@ def test_what_torchrun_alone_can_do_is_refused_where_the_scheduler_starts_each_r
     file = recordings / "slurm" / "c_srun_N2_2per.node02.2.env"
     answer = command("muster", "run", "--env-file", str(file), *words, str(hello))
     assert answer.returncode == 2
-    assert words[0].partition("=")[0] in "\n".join(three_lines(answer.stderr))
+    name = words[0].partition("=")[0]
+    assert name in "\n".join(three_lines(answer.stderr))
+    assert set(re.findall("--nproc-per-node|--spawn", answer.stderr)) <= {name}
     noted = command("muster", "run", "--env-file", str(file), "--tee=3", str(hello))
     assert noted.returncode == 0, noted.stderr
 
