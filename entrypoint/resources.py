@@ -17,6 +17,7 @@ from muster.entrypoint.detect.hostlist import whole_number
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
+from muster.units import plural
 
 # Without a GPU two processes: the least that shows a distributed training at work.
 NPROC_WITHOUT_GPU = 2
@@ -73,11 +74,12 @@ def without_gpus(
     if allocation.gpus_seen or on_cpu or not ask:
         return None
     here = max(len(device_nodes()), len(list(GPUS_OF_DRIVER.glob("*")))) if env.is_live else 0
-    if not here and not (is_job and gpus_of_site):
+    number = here or (gpus_of_site if is_job else 0)
+    if not number:
         return None
-    has = f"this machine has {here} GPUs" if here else f"this site's nodes have {gpus_of_site} GPUs"
+    has = ("this machine has " if here else "this site's nodes have ") + plural(number, "GPU")
     whom = "job" if is_job else "container"
-    ask = ask.format(gpus=here or gpus_of_site)
+    ask = ask.format(gpus=number)
     return f"{has}, and {giver} gave this {whom} none: the CPUs compute. To ask for GPUs: {ask}"
 
 

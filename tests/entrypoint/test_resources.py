@@ -42,9 +42,12 @@ def test_a_job_without_gpus_on_a_node_that_has_them_is_told(devices: Path, hidde
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (devices / name).touch()
     assert "ngpus=2" in notes(pbs(**hidden))
+    assert "this machine has 2 GPUs, and pbs gave this job none" in notes(pbs(**hidden))
     for typed in ("train ddp --device=cpu", "train ddp --device cpu"):
         assert "GPU" not in notes(pbs(**hidden), typed=typed)
     assert "GPU" not in notes(pbs(**hidden), LaunchOptions(nproc_per_node="cpu", nnodes="1"))
+    (devices / "nvidia1").unlink()
+    assert "this machine has 1 GPU, and" in notes(pbs(**hidden))
     # By hand, and with some of them.
     assert "GPU" not in notes(Environment(hidden, "laptop"))
     assert "GPU" not in notes(pbs(CUDA_VISIBLE_DEVICES="0"))
