@@ -8,7 +8,6 @@ import _signal  # pyright: ignore
 
 _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGINT])  # pyright: ignore
 
-import io
 import os
 import sys
 
@@ -18,9 +17,6 @@ for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, name) is None:  # closed, as by `train ddp >&-`: no file that is opened later may take its number
         os.set_inheritable(number := os.open(os.devnull, os.O_RDWR), True)
         setattr(sys, name, os.fdopen(number, mode))
-if isinstance(sys.stdout, io.TextIOWrapper):
-    # Letters that the terminal's encoding lacks.
-    sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportUnknownMemberType]
 interruption.start(" ".join([os.path.basename(sys.argv[0]), *sys.argv[1:2]]))
 
 

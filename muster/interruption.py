@@ -11,6 +11,7 @@ on.
 
 import atexit
 import errno
+import io
 import os
 import signal
 import sys
@@ -47,11 +48,14 @@ current = Interruption()
 
 
 def start(command: str, *, is_silent: bool = False) -> None:
-    """From now on SIGINT ends this process with the line, or silently, and code 130; one that was held comes now.
+    """What programs of ours begin with: from now on SIGINT ends them with the line, or silently, and code 130.
 
-    Who ignores SIGINT (nohup, a shell's background) goes on ignoring it.
+    One that was held comes now. Who ignores SIGINT (nohup, a shell's background) goes on ignoring it.
     """
     current.command, current.is_silent = command, is_silent
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path, or a run's name, may have letters that the terminal's encoding lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportUnknownMemberType]
     # Else Python gives them their default answers back while it ends: a signal in place of the code.
     atexit.register(finish)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

@@ -42,10 +42,11 @@ def test_tables_and_page_of_recorded_runs(recordings: Path, tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["index.html"]
 
 
-def test_a_terminal_without_unicode_has_a_report(recordings: Path, tmp_path: Path) -> None:
-    answer = muster(str(recordings / "scale"), "--output", "out", cwd=tmp_path, PYTHONIOENCODING="ascii")
+def test_a_terminal_without_unicode_has_a_report(make: Make, tmp_path: Path) -> None:
+    answer = muster(str(make("größe")), "--output", "straße", cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert answer.stdout.isascii()
+    assert "gr\\xf6\\xdfe" in answer.stdout
+    assert answer.stdout.splitlines()[-1] == "page     stra\\xdfe/index.html"
 
 
 def test_the_report_of_a_folder_lies_in_it(make: Make, tmp_path: Path) -> None:

@@ -107,8 +107,6 @@ def show(log: TextIO, prefix: str | None) -> None:
         stream = getattr(sys, name)
         with suppress(OSError):
             stream.flush()
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # a path may have letters that the console has not
         lines = None if prefix is None else Lines(os.dup(stream.fileno()), prefix, stream.encoding)
         replace_stream(name, Tee(stream, log, lines))
 

@@ -126,6 +126,15 @@ def test_a_full_disk_under_the_log_changes_nothing(tmp_path: Path) -> None:
     assert done.returncode == json.loads(done.stdout)["code"]
 
 
+def test_letters_that_the_terminal_has_not_are_written_out(tmp_path: Path) -> None:
+    (tmp_path / "größe").mkdir()
+    command = ["-m", "muster.check", "doctor", "--quick", "--device=cpu", "--checkpoint-dir=größe"]
+    done = start("python", *command, folder=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode in (0, 2), done.stderr
+    assert "gr\\xf6\\xdfe" in "".join(done.stdout.replace("|", "").split())
+    assert "Traceback" not in done.stderr
+
+
 def test_output_that_can_not_be_written_is_told(tmp_path: Path) -> None:
     command = ["-m", "muster.check", "doctor", "--quick", "--device=cpu"]
     done = start("python", *command, folder=tmp_path, before="exec >/dev/full")
