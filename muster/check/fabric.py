@@ -22,7 +22,7 @@ from muster.variables import LaunchVariable
 # Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
 TABLES = [f"ncclNetPlugin_v{number}" for number in range(14, 2, -1)]
 
-# NCCL's own networks.
+# NCCL's own networks, which need no plugin.
 BUILT_IN = ("ib", "socket")
 
 DEVICES = ("/dev/infiniband/uverbs*", "/dev/cxi*")
@@ -56,17 +56,28 @@ class Row:
 
 
 def plugin() -> Row:
-    """Whether NCCL's network plugin opens, and whether it is the network that NCCL_NET asks for."""
-    name, wanted = os.environ.get("NCCL_NET_PLUGIN", ""), os.environ.get("NCCL_NET", "")
-    needs_one = wanted.lower() not in ("", *BUILT_IN)
-    if name.lower() == "none":
-        return Row("plugin", False if needs_one else None, "none, as NCCL_NET_PLUGIN asks for")
+    """Whether NCCL's network plugin opens, and whether it is the network that NCCL_NET asks for.
+
+    Of several, NCCL takes the first that does.
+
+    Source: https://github.com/NVIDIA/nccl/blob/master/src/plugin/net.cc
+    """
+    names, wanted = os.environ.get("NCCL_NET_PLUGIN", ""), os.environ.get("NCCL_NET", "")
+    wanted = "" if wanted.lower() in BUILT_IN else wanted
+    if names.lower() == "none":
+        return Row("plugin", False if wanted else None, "none, as NCCL_NET_PLUGIN asks for")
+    rows = [_opened(name, wanted) for name in names.split(",")]
+    return next((row for row in rows if row.is_good), rows[0])
+
+
+def _opened(name: str, wanted: str) -> Row:
+    """What became of the plugin `name`, where NCCL is `wanted` to use that network, or any."""
     # A word stands for a file too. Source: https://github.com/NVIDIA/nccl/blob/master/src/plugin/plugin_open.cc
     file = name if "/" in name or ".so" in name else f"libnccl-net-{name}.so" if name else "libnccl-net.so"
     try:
         library = ctypes.CDLL(file, mode=os.RTLD_NOW | os.RTLD_LOCAL)
     except OSError as reason:
-        return Row("plugin", False if name or needs_one else None, str(reason))
+        return Row("plugin", False if name or wanted else None, str(reason))
     for table in TABLES:
         try:
             net = (ctypes.c_char_p.in_dll(library, table).value or b"").decode(errors="replace")
@@ -74,7 +85,7 @@ def plugin() -> Row:
             continue
         path = versions.file_of(getattr(library, table)) or file
         says = f"{path} is {net} ({table})"
-        if wanted and wanted.lower() not in (net.lower(), *BUILT_IN):
+        if wanted and wanted.lower() != net.lower():
             return Row("plugin", False, f"{says}, but NCCL_NET={wanted}", (net, path))
         return Row("plugin", True, says, (net, path))
     return Row("plugin", False, f"{file} opens, but has none of {TABLES[-1]} to {TABLES[0]}")

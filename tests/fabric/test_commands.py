@@ -179,13 +179,16 @@ def test_a_libfabric_without_the_fabrics_provider_has_failed(tmp_path: Path) -> 
         ("mine", "", True),
         ("libnccl-net-mine.so", "", True),
         ("other", "", False),
+        ("other,mine", "", True),
+        ("other,mine", "Mine", True),
+        ("mine,other", "Else", False),
         ("None", "", None),
         ("none", "Socket", None),
         ("none", "Libfabric", False),
     ],
 )
 def test_a_plugin_is_named_as_nccl_takes_it(tmp_path: Path, name: str, net: str, is_good: bool | None) -> None:
-    """By its file's name, or by what stands in libnccl-net-NAME.so; or none is wanted."""
+    """By its file's name, or by what stands in libnccl-net-NAME.so, the first of several that fits; or none at all."""
     source = "int fi_version(void) { return 0; }" + nodes.PLUGIN.format(net="Mine")
     nodes.library(tmp_path / "libnccl-net-mine.so", source)
     code = "from muster.check import fabric; print(fabric.plugin().is_good)"
