@@ -47,8 +47,9 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
-    """The room for checkpoints, by the first rank of each host."""
-    return Facts(checkpoints=measure(options.checkpoint_dir)) if leads_host(world) else None
+    """The room for checkpoints, by the first rank of each host, which must not be missed meanwhile."""
+    limit_s = min(LIMIT_S, options.timeout_s / 2)
+    return Facts(checkpoints=measure(options.checkpoint_dir, limit_s)) if leads_host(world) else None
 
 
 def measure(folder: str, limit_s: float = LIMIT_S) -> Space:

@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from muster import processes
 from muster.check.doctor import storage, storage_probe
 from muster.check.doctor.storage import Space
+from muster.check.options import DoctorOptions
+from muster.train.distributed.world import World
 from tests.check.doctor.healthy import healthy, only, with_node
 
 
@@ -25,6 +28,16 @@ def test_the_room_in_a_folder(tmp_path: Path) -> None:
 
 def test_a_file_system_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
     assert storage.measure(str(tmp_path), limit_s=0).trouble == "the file system did not answer within 0 s"
+
+
+def test_a_rank_that_waits_for_a_file_system_is_not_missed_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], *, timeout_s: float) -> None:
+        raise subprocess.TimeoutExpired(command, timeout_s)
+
+    monkeypatch.setattr(processes, "run", run)
+    told = storage.gather(World(host="a", hosts=("a",)), DoctorOptions(timeout_s=10))
+    assert told is not None
+    assert told.checkpoints.trouble == "the file system did not answer within 5 s"
 
 
 def test_a_look_that_can_not_be_started_costs_only_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
