@@ -18,6 +18,16 @@ def kill_descendants() -> None:
             process.kill()
 
 
+def how_ended(exitcode: int) -> str:
+    """How a process ended, in words: by a signal, or with a code."""
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    try:
+        return f"was ended by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was ended by signal {-exitcode}"
+
+
 def run(
     command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, errors: str = "replace",
     captures: bool = True,

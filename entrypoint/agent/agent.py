@@ -31,9 +31,10 @@ from torch.distributed.run import config_from_args  # pyright: ignore[reportUnkn
 
 from muster import interruption
 from muster.entrypoint.agent import nodes, rendezvous
-from muster.entrypoint.agent.failures import cause_of, first_of, how_ended, is_ours, is_training, not_started
+from muster.entrypoint.agent.failures import cause_of, first_of, is_ours, is_training, not_started
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode, MusterError, notify
+from muster.processes import how_ended
 from muster.units import plural
 from muster.variables import LaunchVariable
 

@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
 from muster.errors import MAX_REQUEUES, RESUME, ExitCode, MusterError, notify, one_line
+from muster.processes import how_ended
 from muster.variables import LaunchVariable, RankReport
 
 if TYPE_CHECKING:
@@ -54,16 +55,6 @@ def cause_of(failures: Mapping[int, Any]) -> int | None:
         return None
     failed = {rank: failure for rank, failure in failures.items() if failure.exitcode not in WARNED}
     return first_of(failed) if failed else None
-
-
-def how_ended(exitcode: int) -> str:
-    """How a process ended, in words: by a signal, or with a code."""
-    if exitcode >= 0:
-        return f"ended with exit code {exitcode}"
-    try:
-        return f"was ended by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"was ended by signal {-exitcode}"
 
 
 def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:

@@ -18,9 +18,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from muster.entrypoint.agent.failures import cause_of, how_ended, is_ours
+from muster.entrypoint.agent.failures import cause_of, is_ours
 from muster.entrypoint.rendezvous.network import within
 from muster.errors import ExitCode
+from muster.processes import how_ended
 
 BEAT_S = 5.0
 DEAD_BEATS = 9

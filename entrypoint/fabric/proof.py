@@ -13,7 +13,6 @@ import importlib.util
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -396,5 +395,5 @@ def reason_of_end(done: "subprocess.CompletedProcess[str]") -> str:
     """Why a process that opened a library failed, as it said itself."""
     lines = done.stderr.strip().splitlines()
     if done.returncode < 0:
-        return f"a process that opened it was ended by {signal.Signals(-done.returncode).name}"
+        return f"a process that opened it {processes.how_ended(done.returncode)}"
     return lines[-1] if lines else f"a process that opened it ended with code {done.returncode}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 LIBCUDA = """
+#include <signal.h>
 #include <unistd.h>
 int cuInit(unsigned flags) {{ {before}; return {code}; }}
 int cuDriverGetVersion(int *version) {{ *version = {cuda}; return 0; }}

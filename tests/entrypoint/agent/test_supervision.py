@@ -18,9 +18,9 @@ import pytest
 import torch.distributed as dist
 
 from muster.entrypoint.agent.agent import LEFT, TIE, leave
-from muster.entrypoint.agent.failures import how_ended
 from muster.entrypoint.agent.nodes import Nodes
 from muster.paths import ROOT
+from muster.processes import how_ended
 from tests.train.conftest import free_port
 
 AGENT = [sys.executable, "-P", "-m", "muster.entrypoint.agent"]

@@ -159,6 +159,7 @@ def test_forward_compatibility_that_works_is_put_first(
         (NEW, 719, "", "cuInit answers a CUDA error (719)"),
         (12080, 0, "", "it supports CUDA 12.8"),
         (NEW, 0, "_exit(7)", "a process that opened it ended with code 7"),
+        (NEW, 0, "raise(40)", "a process that opened it was ended by signal 40"),
     ],
 )
 def test_forward_compatibility_that_does_not_work_is_refused_with_its_reason(
