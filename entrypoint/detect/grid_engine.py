@@ -58,6 +58,7 @@ def job(env: Environment) -> Job | None:
     # The site names its map of GPUs (gpu, gpu_card, NVIDIA_GPUS, cuda), and each (0 or gpu0); and may have a gpu_mem.
     is_map = re.compile(r"SGE_HGR_(\w+_)?(n?gpus?|cuda)(_cards?)?", re.IGNORECASE).fullmatch
     gpus = next((env[name] for name in sorted(env) if is_map(name) and env[name].strip()), "").split()
+    names = tuple(slots) or ("HOST0", "HOST1")
     return Job(
         scheduler="grid_engine",
         job_id=job_id if task == "undefined" else f"{job_id}.{task}",
@@ -69,8 +70,8 @@ def job(env: Environment) -> Job | None:
         gpus_on_node=len(gpus) or None,
         gpu_ids=tuple(dict.fromkeys(name.removeprefix("gpu") for name in gpus)),
         # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
-        launch=f"for host in {' '.join(slots)}; do qrsh -inherit $host "
-        f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={','.join(slots)} \"{{quoted}} & done; wait",
+        launch=f"for host in {' '.join(names)}; do qrsh -inherit $host "
+        f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={','.join(names)} \"{{quoted}} & done; wait",
         gpu_request="qsub -l gpu={gpus}, by the name that this site has for it",
         is_shared=len(slots) == 1,
         problem=problem,

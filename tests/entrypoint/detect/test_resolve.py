@@ -955,3 +955,11 @@ def test_a_job_of_pbs_is_read_where_the_working_directory_was_removed(
     gone.rmdir()
     with pytest.raises(MusterError, match="nothing started this process"):
         detect(TWO_NODES)
+
+
+def test_the_line_that_starts_a_task_on_each_host_names_some_where_the_hosts_are_not_known() -> None:
+    env = recording.load(FOLDERS / "grid_engine_own" / "ompi.node02.3.env")
+    with pytest.raises(MusterError) as refusal:
+        resolve.resolve(env, LaunchOptions(nproc_per_node="2"), ["train", "ddp"])
+    assert "for host in HOST0 HOST1; do " in refusal.value.fix
+    assert " MUSTER_HOSTS=HOST0,HOST1 " in refusal.value.fix
