@@ -394,6 +394,6 @@ def run_python(
 def reason_of_end(done: "subprocess.CompletedProcess[str]") -> str:
     """Why a process that opened a library failed, as it said itself."""
     lines = done.stderr.strip().splitlines()
-    if lines and done.returncode >= 0:
-        return lines[-1]
-    return f"a process that opened it {processes.how_ended(done.returncode)}"
+    if done.returncode < 0:
+        return f"a process that opened it {processes.how_ended(done.returncode)}"
+    return lines[-1] if lines else f"a process that opened it ended with code {done.returncode}"

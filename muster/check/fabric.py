@@ -191,6 +191,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    interruption.start("muster fabric check", is_silent=True)  # the launcher, which waits for it, prints the line
     with interruption.command("muster fabric check"):
         code = main(sys.argv[1:])
     sys.exit(code)

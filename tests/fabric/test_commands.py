@@ -202,6 +202,9 @@ def test_check_shows_the_loaders_own_words(run: Run, slingshot: Path) -> None:
     done = fabric(run, slingshot, "check", "--fabric=off", env=bad)
     assert done.returncode == 1, done.stderr
     assert "/nonexistent/libnccl-net.so: cannot open shared object file: No such file" in done.stdout
+    unshown = {"NCCL_NET_PLUGIN": "größe", "PYTHONIOENCODING": "ascii"}
+    done = fabric(run, slingshot, "check", "--fabric=off", env=unshown)
+    assert "libnccl-net-gr\\xf6\\xdfe.so: cannot open" in done.stdout
     other = fabric(run, slingshot, "check", "--json", env={"NCCL_NET": "AWS Libfabric"})
     assert other.returncode == 1
     assert "but NCCL_NET=AWS Libfabric" in other.stdout
