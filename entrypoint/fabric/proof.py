@@ -141,6 +141,7 @@ class Image:
 
     @functools.cached_property
     def _of_torch(self) -> Mapping[str, Path]:
+        """The libraries that torch loads, by name."""
         return trace([str(self.torch)], self.library_path).found if self.torch else {}
 
     def loaded_by_torch(self, names: Sequence[str]) -> list[str]:

@@ -454,8 +454,7 @@ def load(path: Path) -> State:
     """
     index = storage.read_index(path)
     tensors = {
-        name: torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
-        for name, entry in index["tensors"].items()
+        name: torch.empty(entry["shape"], dtype=storage.dtype_of(entry)) for name, entry in index["tensors"].items()
     }
     load_into(path, index, tensors, None)
     state: State = index["plain"]

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -289,8 +290,13 @@ class GPT(nn.Module):
             whole.normal_(std=std, generator=generator)
             if isinstance(parameter, DTensor):
                 # Without a word to the other ranks: all have drawn the same.
-                whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            parameter.copy_(whole)
+                sizes, starts = compute_local_shape_and_global_offset(
+                    parameter.shape, parameter.device_mesh, parameter.placements
+                )
+                box = tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
+                parameter.to_local().copy_(whole[box])
+            else:
+                parameter.copy_(whole)
 
 
 def layers_of(shape: Shape, stage: int, num_stages: int) -> range:
