@@ -1,4 +1,4 @@
-"""What detection answers: a scheduler's Job, a launcher's Task, and both together, the Allocation of this process.
+"""The results of detection: a scheduler's Job, a launcher's Task, and both together, the Allocation of this process.
 
 Each value comes with the variable that it was read from.
 """
@@ -16,27 +16,27 @@ Mode = Literal["single", "agent", "worker"]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A scheduler's answer: the job and the nodes it owns.
+    """A job and its nodes, as the scheduler describes them.
 
     Attributes:
-        scheduler: its name, as users say it.
-        job_id: the job's id as the scheduler prints it; None without a scheduler.
+        scheduler: its name: slurm, pbs, lsf...; `manual` where MUSTER_HOSTS alone lists the nodes; else `local`.
+        job_id: the job's id as the scheduler prints it; None where there is none.
         attempt: how often the job was started before: 0 on the first run.
-        hosts: the job's nodes in the scheduler's order; empty where they are not known.
-        num_nodes: how many there are; None where nothing tells.
-        slots: how many processes the scheduler planned for each host; empty where it doesn't say.
-        gpus_on_node: GPUs that the scheduler says this node has for the job; None where it doesn't say.
-        gpu_ids: how the scheduler names these, by number or UUID; empty where it doesn't.
-        cpus_on_node: likewise CPUs.
-        default_threads: OMP_NUM_THREADS as the scheduler itself sets it; None where it is the user's if it is there.
-        start_time: when the job started, in unix seconds; None where nothing tells.
-        end_time: when its time limit ends it, likewise.
-        launch: the line that starts a command once on each node, for `with_command`.
-        launch_one: the same for one process on one node; empty where that is typed on the first host itself.
-        gpu_request: how GPUs are asked for, with `{gpus}` in their number's place; empty where nothing is known.
+        hosts: the host names of the job's nodes, in the scheduler's order; empty where unknown.
+        num_nodes: the number of nodes; None where unknown.
+        slots: the number of processes that the scheduler planned for each host; empty where unknown.
+        gpus_on_node: the number of GPUs that the scheduler gave the job on this node; None where unknown.
+        gpu_ids: the numbers or UUIDs of these GPUs; empty where unknown.
+        cpus_on_node: the number of CPUs that the scheduler gave the job on this node; None where unknown.
+        default_threads: OMP_NUM_THREADS where the scheduler set it; None where it is unset or set by the user.
+        start_time: when the job started, in Unix time (seconds); None where unknown.
+        end_time: when the job's time limit ends it, in Unix time (seconds); None where unknown.
+        launch: the line that starts a command once on each node, to be completed by `with_command`.
+        launch_one: the same for one process on one node; empty where the user types the command on the first host.
+        gpu_request: the option that requests GPUs, with `{gpus}` for their number; empty where unknown.
         is_shared: whether all the job's nodes see this list of hosts.
-        is_host_proved: whether something else than its name shows that this host is one of the job's.
-        problem: why the hosts are not known, to be raised where they are needed.
+        is_host_proved: whether other evidence than its name shows that this host is one of the job's.
+        problem: why the hosts are unknown: an error to be raised where they are needed.
         sources: for each of the fields above, the variable it came from, with its value.
     """
 
@@ -62,10 +62,10 @@ class Job:
 
 
 def with_command(text: str, command: Sequence[str]) -> str:
-    """`text` with what the user typed in the place of `{command}`.
+    """`text` with the user's `command` in the place of `{command}`.
 
-    `{quoted}` is for another shell that reads it once more. Between `{start}` and `{rest}` further options of ours go:
-    behind a script they would be the script's.
+    `{quoted}` is the command quoted once more, for a line that a second shell parses. `{start}` is its first two words,
+    `{rest}` the others: Muster's own options go between them, as after a script they would be the script's.
     """
     words, start = shlex.join(command), shlex.join(command[:2])
     parts = {"command": words, "quoted": shlex.quote(words), "start": start, "rest": words[len(start) :]}
@@ -77,24 +77,24 @@ NO_SCHEDULER = Job(
     job_id=None,
     sources=dict.fromkeys(("scheduler", "hosts", "num_nodes"), "no scheduler's variables"),
 )
-"""What stands for the job where no scheduler gave one."""
+"""The job of a process that belongs to no scheduler."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A launcher's answer: which of the processes it started this one is.
+    """The place of this process among those that its launcher started.
 
     Attributes:
-        launcher: its name, as users say it.
-        node_rank: which node of the launch this is, from 0.
-        local_rank: which of the launch's processes on this node this is, from 0.
-        rank: which of all its processes this is, from 0.
-        tasks_per_node: how many processes it started on each node, by node rank.
-        hosts: the launch's nodes where it knows them, else empty: then they are the scheduler's.
-        step: tells several launches of one job apart; 0 where there is but one.
-        job_id: the launch's own id, for where there is no scheduler to give one.
-        is_counted: whether its nodes are known by its own counts, which may be of fewer nodes than the job's.
-        notes: what was taken for granted: one line each.
+        launcher: its name: srun, openmpi, pbsdsh...; `local` where no launcher started this process.
+        node_rank: the index of this node in the launch, from 0.
+        local_rank: the index of this process among the launch's processes on this node, from 0.
+        rank: the index of this process among all processes of the launch, from 0.
+        tasks_per_node: the number of processes that the launcher started on each node, by node rank.
+        hosts: the host names of the launch's nodes, by node rank; empty where unknown.
+        step: Slurm's step id, which tells several launches of one job apart; 0 under other launchers.
+        job_id: the launch's own id, used where no scheduler gives one.
+        is_counted: whether the launcher's own counts give the number of nodes: it may be less than the job's.
+        notes: one line for each assumption that was made.
         sources: for each of the fields above that is not the job's, the variable it came from, with its value.
     """
 
@@ -120,7 +120,7 @@ class Task:
         sources: Mapping[str, str],
         notes: tuple[str, ...] = (),
     ) -> "Task":
-        """The one process on the node `node_rank` of `num_nodes`."""
+        """The task of a launch with one process on each of `num_nodes` nodes: the one of `node_rank`."""
         only = dict.fromkeys(("local_rank", "tasks_on_node"), "one process a node")
         return cls(launcher, node_rank, 0, node_rank, (1,) * num_nodes, hosts, notes=notes, sources={**only, **sources})
 
@@ -137,11 +137,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A detector's answer: its variables are there, but were made for another process.
+    """A detector's result where its variables are set, but were made for another process.
 
     Attributes:
-        reason: the variable that tells, with its value.
-        is_certain: whether it can't be otherwise; else this could still be a process of that launcher.
+        reason: why, mostly by the variable that shows it, with its value.
+        is_certain: whether this is certain; else this process could still be one of that launcher.
     """
 
     reason: str
@@ -150,17 +150,17 @@ class Rejected:
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation(Task):
-    """Where this process stands in its job: its task, and the job around it.
+    """The place of this process in its job: its task, and the job around it.
 
     Attributes:
-        job: the scheduler's answer, or NO_SCHEDULER. `scheduler`, `job_id` and `attempt` are what the launch goes by.
-        mode: `agent`: one process a node, which starts the others by torchrun; `worker`: the launcher started one
-            process for each rank already; `single`: a world of one.
+        job: the scheduler's job, or NO_SCHEDULER. The launch uses this class's own `scheduler`, `job_id` and `attempt`.
+        mode: `agent`: one process a node, which starts the node's ranks by torchrun; `worker`: the launcher has
+            started one process for each rank; `single`: a world of one rank.
         rank: this process's rank in worker and single mode; in agent mode that of its first worker.
         ranks_per_node: how many ranks each node runs, by node rank.
         hosts: empty where only their number is known.
         gpus_seen: how many GPUs this process may use.
-        rejected: one line for each scheduler and launcher whose variables are there too, with why it lost.
+        rejected: one line for each other scheduler and launcher whose variables are set, with why it was ruled out.
     """
 
     job: Job
@@ -193,7 +193,7 @@ class Allocation(Task):
         return sum(self.ranks_per_node)
 
     def of_tasks(self) -> "Allocation":
-        """This with one rank for each process that the launcher started, for where nothing starts more."""
+        """This allocation with one rank for each process that the launcher started, where no agent starts more."""
         if self.mode != "agent":
             return self
         return replace(self, rank=self.node_rank, ranks_per_node=(1,) * self.num_nodes)

@@ -1,17 +1,18 @@
-"""The schedulers and launchers, in order: who owns the nodes, and who started this process.
+"""The families of schedulers and launchers, in order: which owns the nodes, and which started this process.
 
-Each family is a file of this folder, and is asked where one of its variables is there. It has as many of these as it
-needs; what recordings hold and what goes into a container is derived from them:
+Each family is a file of this folder, and is asked where one of its variables is set. It defines those of the following
+names that it needs. The contents of recordings, and the variables that a container is given, are derived from them:
 
     job(env) -> Job | None                              of a scheduler: the job and its nodes
     TASKS = {"srun": task}                              of each launcher: task(env, job) -> Task | Rejected | None
-    VARIABLES, PREFIXES, TEXT_FILES, BINARY_FILES       what it reads, and how its other variables begin
-    CGROUP, MOUNT, PARENT                               the traces of its jobs in a container, see traces.py
+    VARIABLES, PREFIXES                                 the variables that it reads; prefixes of its other variables
+    TEXT_FILES, BINARY_FILES                            variables that name files which it reads
+    CGROUP, MOUNT, PARENT                               patterns for traces of its jobs, see traces.py
     JOB_SCRIPT                                          the template of its job script, where jobs/templates has none
 
-`None` means "not mine": it started nothing here. Variables that are incomplete or contradict each other raise a
-MusterError. `Rejected` means that they were made for another process. `job` is NO_SCHEDULER where there is none.
-To add a family: its file, its line below, and a recording in tests/recordings with what it has to be read as.
+`None` means "not mine". Variables that are incomplete or contradict each other raise a MusterError. `Rejected` means
+that they were made for another process. The `job` of a task is NO_SCHEDULER where there is none.
+To add a family: its file, its line below, and a recording in tests/recordings with the expected result.
 """
 
 import importlib
@@ -32,7 +33,7 @@ class Family(NamedTuple):
     """A family, by the name of its file.
 
     Attributes:
-        marks: how the names of those variables begin without which it is not there.
+        marks: prefixes of variables: the family is asked only where a variable has one of them.
         is_scheduler: whether it owns nodes. A scheduler's launcher starts processes in its own jobs only.
     """
 
@@ -47,17 +48,17 @@ class Family(NamedTuple):
 
 
 # The innermost launcher comes first: it is the one that knows this process. Those after it may have started its daemon,
-# and their variables then describe that: mpirun starts its daemons by srun, pbs_tmrsh, blaunch or qrsh.
+# and their variables then describe the daemon: mpirun starts its daemons by srun, pbs_tmrsh, blaunch or qrsh.
 FAMILIES = [
     Family("pals", ("PALS_",)),  # daemons of its own in jobs of PBS; srun and Flux set its variables for Cray MPI
-    Family("flux", ("FLUX_",), True),  # runs inside the others' jobs, and never one of them inside its own
+    Family("flux", ("FLUX_",), True),  # runs inside the others' jobs; none of them runs inside a job of Flux
     Family("mpi", ("OMPI_", "PMI_", "MPI_", "MV2_", "MVP_", "PRTE_")),  # under any scheduler: it starts daemons there
     Family("slurm", ("SLURM_",), True),
     Family("lsf", ("LSB_", "LSF_", "JSM_"), True),
     Family("pbs", ("PBS_",), True),
     Family("grid_engine", ("SGE_", "PE_"), True),
-    Family("kubernetes", ("KUBERNETES_",), True),  # a pod is a machine: what was started inside it knows more
-    Family("manual", ("MUSTER_HOSTS",)),  # the user's list is no rival, it adds to what is found
+    Family("kubernetes", ("KUBERNETES_",), True),  # a pod is like a machine: a launcher inside it knows more
+    Family("manual", ("MUSTER_HOSTS",)),  # the user's list adds to what the others find
 ]
 
 
@@ -67,7 +68,7 @@ def schedulers() -> list[str]:
 
 
 def names(*kinds: str) -> list[str]:
-    """The names in all families' VARIABLES, PREFIXES, TEXT_FILES or BINARY_FILES, those of each kind together."""
+    """The names in all families' lists of these `kinds`, by kind: VARIABLES, PREFIXES, TEXT_FILES or BINARY_FILES."""
     return [name for kind in kinds for family in FAMILIES for name in getattr(family.module, kind, ())]
 
 
@@ -78,7 +79,7 @@ def _present(env: Mapping[str, str]) -> Iterator[Family]:
 
 
 class _Candidate(NamedTuple):
-    """A scheduler whose variables are there, with its job, or why they can't be right."""
+    """A scheduler whose variables are set, with its job, or with the error that they led to."""
 
     name: str
     found: Job | MusterError
@@ -89,7 +90,7 @@ class _Candidate(NamedTuple):
         return self.found.sources["scheduler"] if isinstance(self.found, Job) else self.found.seen
 
     def fits(self, host: str | None) -> bool | None:
-        """Whether `host` is one of the job's; None where its hosts, or this one, are not known."""
+        """Whether `host` is a node of the job; None where `host` or the job's hosts are unknown."""
         if isinstance(self.found, MusterError) or not self.found.hosts or host is None:
             return None
         try:
@@ -98,7 +99,7 @@ class _Candidate(NamedTuple):
             return True
 
     def why_lost(self, host: str | None) -> str:
-        """The line on it where another scheduler's job is this process's, on `host`."""
+        """The line that says why this process, on `host`, does not belong to this scheduler's job."""
         if isinstance(self.found, MusterError):
             why = self.found.wrong
         elif self.fits(host) is False:
@@ -109,10 +110,10 @@ class _Candidate(NamedTuple):
 
 
 def find_job(env: Environment) -> tuple[Job, tuple[str, ...]]:
-    """The job that this process belongs to, and a line for each that was ruled out.
+    """The job that this process belongs to, and a line for each scheduler that was ruled out.
 
     Raises:
-        MusterError: a scheduler's variables are broken, or two schedulers' are there and nothing decides.
+        MusterError: a scheduler's variables are broken, or those of two are set and nothing shows which is right.
     """
     candidates: list[_Candidate] = []
     for family in _present(env):
@@ -128,11 +129,11 @@ def find_job(env: Environment) -> tuple[Job, tuple[str, ...]]:
 
 
 def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[str, ...]]:
-    """The job of the one scheduler that evidence speaks for.
+    """The job of the scheduler that the evidence supports, and a line for each of the others.
 
-    The order of the schedulers decides nothing, but for Flux, which runs inside the others' jobs.
+    The order of the schedulers does not decide, except for Flux, which runs inside the others' jobs.
     """
-    # A shell may point to an instance of Flux elsewhere: that alone makes it no job of Flux.
+    # A shell's FLUX_URI may name an instance of Flux elsewhere: the shell is in no job of Flux by that alone.
     is_shell_of_flux = candidates[0].name == "flux" and not {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys()
     in_pod = [candidate.name for candidate in candidates] == ["flux", "kubernetes"] and _holds_flux(candidates[1], env)
     if len(candidates) > 1 and is_shell_of_flux and not in_pod:
@@ -146,7 +147,7 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
 
             return replace(first.found, launch=flux.launch(first.found.num_nodes)), ()
         return first.found, ()
-    # Two with one id are one job: Grid Engine's slurm-shim sets Slurm's names, and plugins of Slurm set PBS's.
+    # One job id from two schedulers is one job: Grid Engine's slurm-shim sets Slurm's names, plugins of Slurm PBS's.
     if isinstance(first.found, Job) and {each.seen.partition("=")[2] for each in candidates} == {first.found.job_id}:
         return first.found, tuple(f"{other.name} ({other.seen}): the same job" for other in others)
     if first.name == "flux" and isinstance(first.found, Job) and all(_holds_flux(other, env) for other in others):
@@ -164,8 +165,8 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
 
 
 def _holds_flux(outer: _Candidate, env: Environment) -> bool:
-    """Whether an instance of Flux that this process sees was started in the job `outer`."""
-    # The Flux Operator's pods are those of an indexed Job, which tells no number of pods: Flux does.
+    """Whether the instance of Flux that this process sees was started in the job `outer`."""
+    # The Flux Operator's pods are those of an indexed Job, which does not give the number of pods: Flux does.
     if outer.name == "kubernetes":
         return isinstance(outer.found, Job) and outer.found.num_nodes is None
     # FLUX_URI=local:///var/tmp/pbs.27.pbshead/flux-37ohsP/local-0: Flux keeps its sockets in the job's own TMPDIR.
@@ -176,17 +177,17 @@ def _holds_flux(outer: _Candidate, env: Environment) -> bool:
     job_id = outer.found.job_id if isinstance(outer.found, Job) else None
     if job_id and job_id in folder:
         return True
-    # PBS gives each job a TMPDIR of its own, so that another one, such as /tmp, was set in this job, and what was left
-    # over from another job does not lie in it. On the node itself the socket tells.
+    # PBS gives each job a TMPDIR of its own. Another value, such as /tmp, was set inside this job: a FLUX_URI left over
+    # from another job would lie in that job's own TMPDIR instead. On the node itself the socket has to exist.
     if outer.name == "pbs" and env.get("TMPDIR"):
         return not env.is_live or Path(path).is_socket()
-    # A folder that all jobs share is no evidence by itself; one task a node, as brokers are started, adds to it.
+    # A folder that all jobs share is not enough: the step must have one task a node too, as Flux starts its brokers.
     one_a_node = {"1", f"1(x{env.get('SLURM_STEP_NUM_NODES')})"}
     return set(env.get("SLURM_STEP_TASKS_PER_NODE", "").split(",")) <= one_a_node
 
 
 def _is_below_broker(env: Environment) -> bool:
-    """Whether Flux's broker started this process: what started the broker has left its variables here."""
+    """Whether Flux's broker started this process: the variables of other launchers then describe the broker."""
     if "FLUX_URI" not in env or {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys():
         return False
     from muster.entrypoint.detect import traces
@@ -195,10 +196,10 @@ def _is_below_broker(env: Environment) -> bool:
 
 
 def is_task_of_worker(env: Environment) -> bool:
-    """Whether a worker of HyperQueue or Parsl started this process: the variables of what started the worker are here.
+    """Whether a worker of HyperQueue or Parsl started this process: a launcher's variables then describe the worker.
 
-    srun and PALS hand the worker's variable on to what they start inside such a task: then it is their daemon that is
-    above this process, and no worker.
+    Processes that srun or PALS start inside a worker's task inherit the worker's variable too, but a daemon of srun or
+    PALS is among their ancestors, and no worker.
 
     Source: https://it4innovations.github.io/hyperqueue/stable/deployment/worker/ (srun --overlap hq worker start)
     Source: https://github.com/Parsl/parsl/blob/master/parsl/launchers/launchers.py (srun process_worker_pool.py)
@@ -212,11 +213,11 @@ def is_task_of_worker(env: Environment) -> bool:
 
 
 def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]:
-    """Which task of which launcher this process is, or None where nothing started it as one of several; and the losers.
+    """This process's task, or None where no launcher started it; and a line for each launcher that was ruled out.
 
     Raises:
-        MusterError: a launcher's variables are there, but broken, or may be another process's; or two launchers
-            disagree and neither can have started the other.
+        MusterError: a launcher's variables are broken, or may be another process's; or two launchers disagree, and
+            neither can have started the other.
     """
     winner: Task | None = None
     losers: dict[str, Rejected] = {}
@@ -249,7 +250,7 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
                 )
             elif found:
                 winner = found
-    # Nothing else started it, or what did may have started that launcher's daemon.
+    # A rejected launcher may be right: there is no winner, or the winner may have started that launcher's daemon.
     is_possible = winner is None or max(winner.tasks_per_node) == 1
     for launcher, rejected in losers.items():
         if is_possible and not rejected.is_certain:
@@ -262,10 +263,10 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
 
 
 def _beside(winner: Task, outer: Task) -> Rejected:
-    """Why `outer` is not this process's launcher, though its variables are whole.
+    """The rejection of `outer`, a second launcher with complete variables, beside the `winner`.
 
     Raises:
-        MusterError: it started several tasks on this node, so it can't have started the winner's daemon here.
+        MusterError: it started several tasks on a node, so it can't have started the winner's daemons.
     """
     place = (outer.node_rank, outer.local_rank, outer.rank, outer.tasks_per_node)
     if place == (winner.node_rank, winner.local_rank, winner.rank, winner.tasks_per_node):
