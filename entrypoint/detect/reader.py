@@ -1,6 +1,6 @@
 """Reading a family's variables: numbers, lists and files, each with an error that names its variable.
 
-A reader notes what it reads, `NAME=VALUE`, as the source of a field: `muster detect` shows where each value came from.
+A reader keeps `NAME=VALUE` as the source of each field that it reads: `muster detect` shows where a value came from.
 """
 
 import shlex
@@ -16,14 +16,14 @@ from muster.errors import MusterError
 T = TypeVar("T")
 
 MAX_FILE_BYTES = 64 << 20
-"""A list of hosts is smaller; a variable may name any file."""
+"""The size of the largest file that is read: every list of hosts is smaller, but a variable may name any file."""
 
 
 class Reader:
-    """The variables of one job or task.
+    """A reader of the variables of one job or task.
 
     Args:
-        fix: what to do where they can't be right.
+        fix: the advice in its errors.
 
     Attributes:
         sources: for each field that was read, the variable it came from with its value.
@@ -47,7 +47,7 @@ class Reader:
         return found
 
     def identifier(self, name: str, field: str | None = None) -> int:
-        """As `number`, for the number by which a scheduler calls a job or a step."""
+        """As `number`, up to MAX_ID, for the id of a job or a step."""
         return self.number(name, field, most=hostlist.MAX_ID)
 
     def optional(self, name: str, field: str | None = None) -> int | None:
@@ -66,24 +66,25 @@ class Reader:
         """The content of the file that `name` names.
 
         Raises:
-            MusterError: it can't be seen from here, with the options that show it to a container.
+            MusterError: the variable is not set, or the file can't be read here: then the error's `fix` has the option
+                that shows it to a container.
         """
         return self._file(name, bytes.decode, str)
 
     def binary_file(self, name: str) -> bytes:
-        """The same, not decoded; in a recording it is written in hexadecimal digits."""
+        """The same as bytes; a recording has them in hexadecimal digits."""
         return self._file(name, bytes, bytes.fromhex)
 
     def slots(self, pairs: Iterable[tuple[str, str]], wrong: str, *names: str) -> dict[str, int]:
-        """How many processes each host of `pairs` is to run, in the order in which they come first.
+        """The number of processes for each host in `pairs`, in the order of their first occurrence.
 
         Args:
-            pairs: a host and a number of processes, as they are written; a host may come again.
-            wrong: how an error begins, before what is wrong with the list.
-            names: the variables that it shows.
+            pairs: a host and a number of processes, as text; the numbers of a repeated host are added.
+            wrong: the name of the list, with which an error begins.
+            names: the variables that an error shows.
 
         Raises:
-            MusterError: one of them is no host or no number, or there are none.
+            MusterError: a pair has no valid host name or number, or there are no pairs.
         """
         slots: dict[str, int] = {}
         for host, count in pairs:
@@ -95,14 +96,14 @@ class Reader:
         return slots
 
     def own_index(self, hosts: tuple[str, ...], source: str) -> int | None:
-        """The place of this host in `hosts`, or None where it is not among them.
+        """The index of this host in `hosts`, or None where it is not among them.
 
         Args:
             hosts: the job's, in its order.
             source: where they came from, for the error.
 
         Raises:
-            MusterError: it could be several of them.
+            MusterError: this host could be several of them.
         """
         try:
             own = hostlist.index_of(hosts, self.env.host)
@@ -114,13 +115,13 @@ class Reader:
         return own
 
     def cpus(self, slots: Mapping[str, int]) -> int | None:
-        """The cores that the slots of this host stand for; None where it has one, which may be a whole node."""
+        """The number of cores that this host's slots stand for; None for a single slot, which may be a whole node."""
         host = hostlist.short(self.env.host or "")
         own = sum(number for name, number in slots.items() if hostlist.short(name) == host)
         return own if own > 1 else None
 
     def check_inner_launcher(self, place: str) -> None:
-        """Refuses one of several ranks that DeepSpeed's launcher or Ray has started in this `place`, a pod or job.
+        """Refuses a process that DeepSpeed's launcher or Ray started as one of several in this `place`, a pod or job.
 
         Source: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/launch.py (LOCAL_SIZE)
         Source: https://github.com/ray-project/ray/blob/master/python/ray/train/torch/config.py (LOCAL_WORLD_SIZE)
@@ -135,11 +136,11 @@ class Reader:
             )
 
     def seen(self, *names: str) -> str:
-        """`NAME=VALUE` for each of `names` that there is."""
+        """`NAME=VALUE` for each of `names` that is set, with at most 200 characters of its value."""
         return " ".join(f"{name}={self.env[name][:200]}" for name in dict.fromkeys(names) if name in self.env)
 
     def agree(self, holds: bool, wrong: str, *names: str) -> None:
-        """Raises a MusterError that shows `names`, unless what they say `holds`."""
+        """Raises a MusterError that shows the values of `names`, unless the condition `holds`."""
         if not holds:
             raise self.error(wrong, *names)
 
@@ -151,7 +152,7 @@ class Reader:
         if name in self.env:
             return self.env[name]
         fix = self.fix
-        # A container may have been given some of the variables, by name.
+        # The user may have passed only some of the variables into a container, by name.
         if self.env.engine in ("apptainer", "docker", "podman"):
             fix = f"{self.env.way_in()}; or, if it is but one node, --nnodes 1 --node-rank 0; or {fix}"
         raise MusterError(f"{name} is missing, but variables that go with it are set", seen=f"no {name}", fix=fix)
@@ -187,9 +188,9 @@ class Reader:
 
 
 def slots_or_problem(find: Callable[[], dict[str, int]]) -> tuple[dict[str, int], MusterError | None]:
-    """The hosts that `find` returns, each with its number of processes; or none, and why not.
+    """The number of processes by host that `find` returns, and None; or an empty one, and the error that it raised.
 
-    A task whose launcher tells its ranks does without: so the error is raised only where the hosts are needed.
+    A task whose launcher gives ranks needs no list of hosts, so the error is raised only where the list is needed.
     """
     try:
         return find(), None

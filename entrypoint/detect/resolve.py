@@ -1,4 +1,4 @@
-"""environment -> Job of a scheduler, Task of a launcher -> Allocation, or the refusal of a world of the wrong shape."""
+"""The Allocation of this process, from its Job and its Task; or the refusal of a world of the wrong shape."""
 
 import re
 from collections.abc import Sequence
@@ -16,29 +16,29 @@ from muster.variables import LaunchVariable
 
 
 def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *, is_single: bool = False) -> Allocation:
-    """Where this process stands in its job.
+    """The place of this process in its job.
 
     Args:
         command: what the user typed, for the launch line in an error.
-        is_single: whether one process is meant, and no world.
+        is_single: whether the command runs in one process, whatever is allocated.
 
     Raises:
-        MusterError: what is there contradicts itself or the options, or several nodes are allocated and nothing tells
-            which of them this is: never a silent world of one.
+        MusterError: the environment contradicts itself or the options, or several nodes are allocated and nothing
+            tells which of them this is: never a silent world of one.
     """
     try:
         found = _resolve(env, options, is_single=is_single)
     except MusterError as refusal:
-        # Whoever raised it does not know the command.
+        # The code that raised it does not know the command.
         refusal.fix = with_command(refusal.fix, command)
         raise
     return replace(found, notes=tuple(with_command(note, command) for note in found.notes))
 
 
 def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Allocation:
-    """The same, with `{command}` and its like in the place of what the user typed."""
+    """The allocation, with placeholders such as `{command}` in its notes and errors, see `with_command`."""
     run_id = env.get("TORCHELASTIC_RUN_ID")
-    # A rank that no agent started has it from its launch.
+    # A launch without an agent sets this for its rank too, and lists it in RANK_VARIABLES.
     if run_id is not None and f"TORCHELASTIC_RUN_ID={run_id}" not in env.get(LaunchVariable.RANK_VARIABLES, "").split():
         raise MusterError(
             "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
@@ -50,7 +50,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
     try:
         job, rejected = families.find_job(env)
     except MusterError as refusal:
-        # The user tells what the variables don't: in a pod that has WORLD_SIZE=8 alone, or by ssh into a job of Slurm.
+        # The user's options complete the variables, as in a pod with WORLD_SIZE=8 alone, or after ssh into a Slurm job.
         if not is_by_hand or options.num_nodes is None:
             raise
         job, rejected = (manual.listed(env) if "MUSTER_HOSTS" in env else NO_SCHEDULER), (refusal.wrong,)
@@ -67,7 +67,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
         else:
             task = _alone(env, options, job, is_one_node=is_single or options.num_nodes == 1)
         task = replace(task, notes=traced + task.notes)
-        # Users set single ones of these for a script of their own; launchers set LOCAL_RANK beside a size.
+        # Launchers set LOCAL_RANK beside a size. A size alone may be one that the user set for a script.
         if task.tasks_on_node == 1 and "LOCAL_RANK" in env:
             Reader(env, "").check_inner_launcher("job")
     if is_single:
@@ -78,13 +78,13 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
         note = f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours and was taken, hosts: {len(job.hosts)}"
         task = replace(task, notes=(note, *task.notes))
     of_launcher = {} if job.job_id or not task.job_id else {"job_id": f"{task.launcher}'s own"}
-    # One task a node is an agent, which starts the node's ranks; of several each is a rank.
+    # With one task a node each task is an agent, which starts the node's ranks; with several each is a rank.
     if max(task.tasks_per_node) > 1:
         mode, ranks_per_node, rank = "worker", task.tasks_per_node, task.rank
         source = task.sources["tasks_on_node"]
     else:
         nproc, source = (1, "single") if is_single else resources.processes_per_node(env, options, job)
-        # To start a rank again takes an agent.
+        # Only an agent can restart a rank.
         mode = "single" if task.num_nodes == nproc == 1 and (is_single or not options.num_restarts) else "agent"
         ranks_per_node, rank = (nproc,) * task.num_nodes, task.node_rank * nproc
     sources = {**job.sources, **task.sources, **of_launcher, "nproc_per_node": source}
@@ -101,7 +101,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
 
 
 def _by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
-    """The one process of the node that the user names."""
+    """The only task of this node, whose node rank the user set by --node-rank or MUSTER_NODE_RANK."""
     num_nodes, node_rank = options.num_nodes, options.node_rank
     name, num_source = "--node-rank", f"--nnodes={num_nodes}"
     if node_rank is None:
@@ -127,7 +127,7 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
 
 
 def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: bool) -> Task:
-    """No launcher started this process: right on one node, or where one is asked for; a refusal on several."""
+    """The task of a process that no launcher started: accepted on one node, or where one is asked for; else refused."""
     sources = {"launcher": "no launcher's variables"}
     notes: tuple[str, ...] = ()
     hosts = job.hosts or ((env.host,) if env.host else ())
@@ -136,7 +136,7 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: b
     _check_leftovers(env, options, job)
     if job is NO_SCHEDULER:
         sources |= {"num_nodes": "one machine", "hosts": "this host's name"}
-        # In a loop by hand the first node's is no other than that of a machine by itself.
+        # In a user's own loop over the nodes, the first one's NODE_RANK=0 looks like that of a machine by itself.
         names, host = ["NODE_RANK"], env.get("MASTER_ADDR", "")
         if not re.match(r"$|localhost|127\.|\[?::1|0\.0", host) and Reader(env, "").own_index((host,), host) is None:
             names.append("MASTER_ADDR")
@@ -155,7 +155,7 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: b
 
 
 def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, *, is_single: bool) -> Task:
-    """A launcher started this process as one of several."""
+    """The `task` that a launcher started, checked against the job and the options, with further notes."""
     task = replace(task, sources={**job.sources, **task.sources})
     notes = task.notes + _check_nnodes(options, task.num_nodes, task.sources["num_nodes"])
     _check_hosts(env, job, task)
@@ -179,7 +179,10 @@ def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, *,
 
 
 def _check_number(env: Environment, job: Job, name: str, node_rank: int, num_nodes: int | None) -> None:
-    """Refuses a MUSTER_NODE_RANK of another node, as all inherit it, or $SLURM_NODEID in several tasks of a node."""
+    """Refuses a MUSTER_NODE_RANK of another host, and a node rank that several tasks of one node were given.
+
+    All nodes may have inherited one MUSTER_NODE_RANK; --node-rank $SLURM_NODEID is the same in all tasks of a node.
+    """
     source, is_variable = f"{name}={node_rank}", name == "MUSTER_NODE_RANK"
     fix = "give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set"
     own = Reader(env, fix).own_index(job.hosts, source) if is_variable else None
@@ -197,7 +200,7 @@ def _check_number(env: Environment, job: Job, name: str, node_rank: int, num_nod
 
 
 def _check_single(task: Task) -> None:
-    """Refuses several processes for what runs in one: each would train alone, and write over the others' files."""
+    """Refuses several tasks of a command for one process: each would train alone, and write over the others' files."""
     if sum(task.tasks_per_node) > 1:
         once = "srun --nodes=1 --ntasks=1 " if task.launcher == "srun" else "in the job script, by itself: "
         raise MusterError(
@@ -208,11 +211,11 @@ def _check_single(task: Task) -> None:
 
 
 def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None:
-    """Refuses a process that no launcher known here has started, and whose variables speak of several.
+    """Refuses a process that no known launcher started, but whose variables say that it is one of several.
 
-    HPE's mpiexec_mpt and Cray's aprun tell their processes a rank, and neither their number nor their hosts; horovodrun
-    tells no hosts; PRRTE's prterun tells PMIx alone. A scheduler's job may have all but the variables of the first
-    three from the shell that it was submitted in.
+    HPE's mpiexec_mpt and Cray's aprun set a rank, but neither the number of processes nor their hosts; horovodrun sets
+    no hosts; PRRTE's prterun sets PMIx's variables only. In a scheduler's job only the variables of the first three
+    count: all others may come from the shell in which it was submitted.
 
     Source: https://github.com/radical-cybertools/radical.pilot (agent/launch_method/mpirun.py: MPT_MPI_RANK)
     Source: https://docs.openpmix.org/en/latest/ (PMIX_RANK)
@@ -230,7 +233,7 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
             places += ["TRAINING_JOB_NAME"]
         for name in manual.TEXT_FILES:
             fix = f"MUSTER_HOSTS=$(awk '{{print $1}}' ${name} | sort -u | paste -sd,) on each node; for one: --nnodes 1"
-            # A line for each host, in OAR's for each core; in Donau's more follows.
+            # A line for each host; OAR's file has one for each core, and in Donau's the host is the first word.
             hosts = re.findall(r"^[ \t]*(\S+)", Reader(env, fix).text_file(name), re.MULTILINE) if env.get(name) else ()
             places += [name] if len(set(hosts)) > 1 else []
         others = r"PMIX_RANK|JOB_COMPLETION_INDEX|K_MPI_JOB_ROLE|LWS_WORKER_INDEX|VC_\w+_HOSTS|V[CK]_TASK_INDEX"
@@ -245,9 +248,9 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
 
 
 def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
-    """Refuses a process that no launcher started, in a job of several nodes or of other ones than this.
+    """Refuses a process that no launcher started, in a job that has several nodes or does not have this one.
 
-    Where one node is asked for, a job whose number of nodes is not known will do.
+    Where one node is asked for, a job with an unknown number of nodes is accepted.
     """
     if job.num_nodes is None:
         if is_one_node:
@@ -276,7 +279,7 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
             seen=f"{job.sources['num_nodes']}, {job.sources['hosts']}, and no task of a launcher",
             fix=fix,
         )
-    # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: then there are two.
+    # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: the job has two hosts then.
     if job.hosts and env.host and not job.is_host_proved and hostlist.short(env.host) != hostlist.short(job.hosts[0]):
         alone = f"MUSTER_HOSTS={env.host} {{command}}; or {{start}} --nnodes 1 --node-rank 0{{rest}}"
         raise MusterError(
@@ -287,7 +290,7 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
 
 
 def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -> tuple[str, ...]:
-    """Refuses a process in a container that none of the variables of the job around it have reached; else a note."""
+    """Refuses a process in a container that the variables of the job around it did not reach; else returns notes."""
     if not env.is_live or options.num_nodes == 1 or (task and task.num_nodes > 1):
         return ()
     found = traces.read(is_container=env.engine is not None)
@@ -304,7 +307,7 @@ def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -
 
 
 def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, is_counted: bool = True) -> tuple[str, ...]:
-    """Refuses another --nnodes than what was found; nodes that are counted may be fewer than the MAX of MIN:MAX."""
+    """Refuses a --nnodes other than `num_nodes`; with MIN:MAX, fewer nodes than MAX are accepted if `is_counted`."""
     low, high = options.min_nodes, options.num_nodes
     if high in (None, num_nodes):
         return ()
@@ -319,15 +322,16 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, is_cou
 
 
 def _num_unused(job: Job, task: Task) -> int:
-    """How many of the job's nodes the launch leaves out; 0 or less where it uses all, or their number is not known."""
+    """The number of the job's nodes that the launch does not use; 0 or less where it uses all, or where unknown."""
     # The first of the hosts that LSF gives a job for jsrun may be the launch node.
     return (job.num_nodes or 0) - task.num_nodes - (task.launcher == "jsrun")
 
 
 def _check_all_nodes(env: Environment, options: LaunchOptions, job: Job, task: Task, *, is_single: bool) -> None:
-    """Refuses a launch on fewer nodes than the job has, but for --nnodes, where its variables may be left over.
+    """Refuses a launch on fewer nodes than the job has, unless --nnodes asks for that number.
 
-    And, but for a single process, where a NODE_RANK of the user's tells of other nodes than the step's, as in a loop:
+    It does so where only the launcher's own counts say so, which may be left over; and, except for a single process,
+    where the user's own variables contradict the step's, as in a loop over the nodes with
     NNODES=2 NODE_RANK=1 srun --nodes=1 --nodelist=node02 train ddp
     """
     is_looped = "NODE_RANK" in env and not is_single
@@ -353,7 +357,7 @@ def _check_hosts(env: Environment, job: Job, task: Task) -> None:
                 fix="unset MUSTER_HOSTS" if "MUSTER_HOSTS" in env else f"in a shell or script of one job: {job.launch}",
             )
     # A host name that differs from the scheduler's is common (aliases, suffixes). One that belongs to another node of
-    # the same job is not: then these variables were made for a process over there.
+    # the same job is not: then these variables were made for a process on that node.
     own = Reader(env, "start the command from a fresh shell").own_index(task.hosts, task.sources["node_rank"])
     if own not in (None, task.node_rank):
         raise MusterError(
