@@ -1,13 +1,13 @@
-"""Flux: the job's number of nodes; and which task of the job this process is.
+"""Flux: the job's number of nodes, and this process's task.
 
-    FLUX_JOB_ID=ƒnhnrsZ or fnhnrsZ     no number
+    FLUX_JOB_ID=ƒnhnrsZ or fnhnrsZ     not a number
     FLUX_JOB_NNODES=2
     FLUX_URI=local:///...              alone: a shell or script that owns an instance of Flux, and is no task of it
     FLUX_TASK_RANK=3 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_SIZE=4
 
-The names of the nodes are not in the environment. Tasks lie in blocks unless the user asked for another taskmap; the
-local id shows which. The variables of a scheduler around the instance, and of the launcher that started Flux itself,
-are still there: they are not the task's.
+The names of the nodes are not in the environment. Ranks lie in blocks, a node after the other, unless the user asked
+for another taskmap; the local id shows it. The variables of a scheduler around the instance, and of the launcher that
+started Flux itself, are still set, but do not describe the task.
 
 Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html
 """
@@ -28,7 +28,7 @@ PREFIXES = ("FLUX_",)
 # /system.slice/flux.service                                   and imp-shell-0-f123.service
 # Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/guide/admin.html
 CGROUP = re.compile(r"/flux\.service\b|/imp-shell-[^/\s]+")
-# The broker calls itself flux-broker-0, by its rank.
+# The broker's process is named flux-broker-0, by its rank.
 PARENT = re.compile(r"^flux-(shell|broker)(-\d+)?$")
 
 FIX_HOSTS = "where the nodes share no folder, set MASTER_ADDR to the first one's name"
@@ -64,7 +64,7 @@ def job(env: Environment) -> Job | None:
 
 
 def launch(num_nodes: int | None) -> str:
-    """The line that starts `{command}` on each node of an instance of Flux; NODES where their number is not known."""
+    """The line that starts `{command}` on each node of an instance of Flux; NODES where their number is unknown."""
     return "flux run -N {0} -n {0} --exclusive {{command}}".format(num_nodes or "NODES")
 
 
@@ -73,17 +73,17 @@ def _fix(env: Environment) -> str:
 
 
 def task(env: Environment, job: Job) -> Task | None:
-    """The Flux task that this process is, or None outside a Flux job.
+    """This process's task of Flux, or None outside a Flux job.
 
     Raises:
-        MusterError: its variables are incomplete, contradict each other, or leave the node open.
+        MusterError: its variables are incomplete, contradict each other, or do not determine the node.
     """
     if not {*TASK_NAMES, "FLUX_JOB_ID"} & env.keys():
         return None
     read = Reader(env, _fix(env))
     rank, size, local_rank, num_nodes = (read.number(name) for name in TASK_NAMES)
     read.agree(rank < size and 1 <= num_nodes <= size, "Flux's variables contradict each other", *TASK_NAMES)
-    # Flux speaks PMI to its own tasks: other values are those of a launcher inside the task.
+    # Flux sets PMI's variables for its own tasks: other values are those of a launcher inside the task.
     is_own = env.get("PMI_RANK", str(rank)) == str(rank) and env.get("PMI_SIZE", str(size)) == str(size)
     wrong = "Flux and another launcher disagree on which process this is"
     fix = f"{read.fix}, without mpiexec inside the task"

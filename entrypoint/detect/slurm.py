@@ -1,8 +1,8 @@
-"""Slurm: the job of sbatch or salloc, and the task of srun that this process is.
+"""Slurm: the job of sbatch or salloc, and this process's task of srun.
 
 Every process of a job has SLURM_JOB_ID and the job's nodes. Only a task has SLURM_STEP_ID: the batch script has
-SLURM_PROCID=0 and SLURM_LOCALID=0 too, and is no task. All that describes a task is the step's, and not the job's: a
-step may have fewer nodes and tasks.
+SLURM_PROCID=0 and SLURM_LOCALID=0 too, and is no task. The variables of the step describe a task, not those of the job:
+a step may have fewer nodes and tasks.
 
     SLURM_JOB_ID=9 SLURM_JOB_NODELIST=node[01-02] SLURM_JOB_NUM_NODES=2
     SLURM_STEP_ID=0 SLURM_STEP_NODELIST=node[01-02] SLURM_STEP_TASKS_PER_NODE=2(x2) SLURM_NODEID=1 SLURM_PROCID=3
@@ -31,7 +31,7 @@ VARIABLES = (
     "SLURM_PROCID", "SLURM_PTY_PORT", "SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NODELIST",
     "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE",
     "SLURM_TASK_PID", "SLURM_TRES_PER_TASK", "SLURMD_NODENAME",
-    # The lists of a heterogeneous job's groups, of which few have more than 16.
+    # The lists of a heterogeneous job's groups: few such jobs have more than 16.
     *(f"SLURM_JOB_NODELIST_{kind}_GROUP_{group}" for kind in ("HET", "PACK") for group in range(16)),
 )  # fmt: skip
 
@@ -50,26 +50,26 @@ FIX_SHELL = (
     "or a shell of one task: `srun --ntasks=1 --pty bash`"
 )
 
-# Slurm's reserved step ids, from 0xfffffffb downwards: batch script, external step, interactive step, pending.
+# Slurm's reserved step ids are above this: from 0xfffffffa up interactive step, batch script, external step, pending.
 # `salloc` gives its shell the interactive step: one task, whatever the job's size. It is a shell, not a launch.
 FIRST_RESERVED_STEP = 0xFFFFFFF0
 
 
 def job(env: Environment) -> Job | None:
     """The Slurm job in `env`, or None where there is none."""
-    # Any one of them is enough: a job with one variable lost must not pass for a machine without a scheduler. A
-    # container may have been given those of the task alone.
+    # Any one of these is enough: a job with one variable lost must not pass for a machine without a scheduler. A
+    # container may have been given the task's variables only.
     of_task = {"SLURM_GTIDS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"}
     lists = {"SLURM_HET_SIZE", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE"}
     is_lone = env.keys() & set(VARIABLES) == {"SLURM_JOB_ID"}
     if not {"SLURM_JOB_ID", "SLURM_JOBID", *lists, *of_task} & env.keys() or (is_lone and "MUSTER_HOSTS" in env):
-        return None  # a lone number is ssh's, see below: where the user lists the hosts, that list tells all
+        return None  # the job id alone comes from ssh, see below: MUSTER_HOSTS is then enough
     read = Reader(env, FIX_JOB)
     read.sources["attempt"] = "no SLURM_RESTART_COUNT: the first run"
-    # slurmd's, which is unset on the first run; ParaStation stands in slurmd's place at JSC, and has the other name.
+    # slurmd sets the first name, except on the first run; ParaStation, in slurmd's place at JSC, sets the second.
     restarts = read.optional("SLURM_RESTART_COUNT", "attempt") or read.optional("SLURM_JOB_RESTART_COUNT", "attempt")
     job_id = read.identifier("SLURM_JOB_ID", "job_id")
-    # A container may have been given this one alone. Elsewhere it is ssh's way into a job, by pam_slurm_adopt.
+    # A container may have been given this variable alone. Elsewhere it shows ssh into the job, by pam_slurm_adopt.
     # Source: https://github.com/SchedMD/slurm/blob/master/contribs/pam_slurm_adopt/pam_slurm_adopt.c
     if env.engine is None and is_lone:
         raise MusterError(
@@ -81,7 +81,7 @@ def job(env: Environment) -> Job | None:
     hosts = tuple(dict.fromkeys(chain(*groups)))
     if not groups:
         hosts = read.hosts("SLURM_JOB_NODELIST", "hosts")
-        # `srun --jobid` from outside of the job gives its own nodes as the job's, and no number of these.
+        # `srun --jobid` from outside of the job sets the step's nodes as the job's, and no SLURM_JOB_NUM_NODES.
         is_attached = "SLURM_STEP_ID" in env and "SLURM_JOB_NUM_NODES" not in env
         count = "SLURM_STEP_NUM_NODES" if is_attached else "SLURM_JOB_NUM_NODES"
         num_nodes = read.number(count, "num_nodes")
@@ -93,12 +93,13 @@ def job(env: Environment) -> Job | None:
     # Without --het-group srun starts on the first group only. In a job of 4 tasks `--ntasks-per-node=1` alone is
     # ignored with a warning: the count must go with it.
     which = f" --het-group=0-{len(groups) - 1}" if groups else f" --nodes={len(hosts)} --ntasks={len(hosts)}"
-    # From 23.11 on, and by SRUN_CPUS_PER_TASK, srun gives a task the cores of one of the job's: the others' lay idle.
+    # From 23.11 on, and with SRUN_CPUS_PER_TASK, srun would give our one task a node the cores of one task of the job.
     # Where no tasks were asked for, Slurm's count of them may be of hardware threads, which --hint=nomultithread hides.
     alike = "SLURM_NTASKS" in env and re.fullmatch(r"([0-9]{1,6})(\(x[0-9]+\))?", env.get("SLURM_TASKS_PER_NODE", ""))
     if not groups and alike and (cores := whole_number(env.get("SLURM_CPUS_PER_TASK", ""))):
         which += f" --cpus-per-task={cores * int(alike[1])}"
-    # sbatch hands on to srun what it was told. With GPUs by task a lone one on a node has but its own, or is refused.
+    # srun inherits sbatch's options. With GPUs requested by task, one task a node would get only its own GPUs, or be
+    # refused: srun then starts the job's own tasks.
     by_gpu = {"SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU"} & env.keys()
     is_bare = (by_gpu or "gres/gpu" in env.get("SLURM_TRES_PER_TASK", "")) and not groups and "SLURM_STEP_ID" not in env
     srun = "srun" if "ALL" in env.get("SLURM_EXPORT_ENV", "ALL").split(",") else "srun --export=ALL"
@@ -116,7 +117,7 @@ def job(env: Environment) -> Job | None:
         # slurmd sets SLURMD_NODENAME for the batch script and all tasks. salloc's shell lacks it: it runs where salloc
         # was typed, on a login node most often.
         is_host_proved="SLURMD_NODENAME" in env,
-        # 23.02 and newer.
+        # Slurm 23.02 and newer set these.
         start_time=whole_number(env.get("SLURM_JOB_START_TIME", ""), MAX_ID),
         end_time=whole_number(env.get("SLURM_JOB_END_TIME", ""), MAX_ID),
         sources={"scheduler": f"SLURM_JOB_ID={job_id}", **read.sources},
@@ -124,17 +125,17 @@ def job(env: Environment) -> Job | None:
 
 
 def _groups(read: Reader) -> list[tuple[str, ...]]:
-    """The nodes of each group of a heterogeneous job, as SLURM_NODEID counts them; none for any other job.
+    """The nodes of each group of a heterogeneous job, in the order of SLURM_NODEID; empty for any other job.
 
-    SLURM_JOB_NODELIST and SLURM_STEP_NODELIST are sorted there, and SLURM_NODEID is no index into them: with group 0 on
-    node03 and group 1 on node[01-02] they say node[01-03], but node03 is the first. Slurm 22.05 gives some tasks the
-    names with PACK alone, which releases before 20.02 had.
+    In such a job SLURM_JOB_NODELIST and SLURM_STEP_NODELIST are sorted, and SLURM_NODEID is no index into them: with
+    group 0 on node03 and group 1 on node[01-02] they say node[01-03], but node03 is the first. Slurm 22.05 gives some
+    tasks only the names with PACK, which releases before 20.02 had.
 
     Source: https://slurm.schedmd.com/heterogeneous_jobs.html#env_var
     """
     is_own = read.env.get("SLURM_JOB_ID_HET_GROUP_0") in (None, read.env.get("SLURM_JOB_ID"))
     if "SLURM_HET_SIZE" not in read.env or not is_own:
-        return []  # another's groups: this job was submitted inside a heterogeneous one
+        return []  # another job's groups: this one was submitted inside a heterogeneous job
     size = read.number("SLURM_HET_SIZE", most=128)  # Slurm's own MAX_HET_JOB_COMPS
     names = [f"SLURM_JOB_NODELIST_HET_GROUP_{group}" for group in range(size)]
     names = [name if name in read.env else name.replace("_HET_", "_PACK_") for name in names]
@@ -143,10 +144,10 @@ def _groups(read: Reader) -> list[tuple[str, ...]]:
 
 
 def _is_typed_in_a_shell() -> bool:
-    """Whether an interactive shell has started this command: as a process group of its own, which has the terminal.
+    """Whether an interactive shell started this command: in a process group of its own, which has the terminal.
 
-    `srun --pty` gives the terminal to the first task alone. A program that it starts itself leads its session; tasks
-    that srun starts from within such a shell have no terminal, though they inherit SLURM_PTY_PORT.
+    `srun --pty` gives the terminal to the first task alone. A program that srun itself starts leads its session; tasks
+    that another srun starts from that task's shell have no terminal, though they inherit SLURM_PTY_PORT.
 
     Source: https://slurm.schedmd.com/srun.html#OPT_pty
     """
@@ -156,8 +157,8 @@ def _is_typed_in_a_shell() -> bool:
 
 
 def task(env: Environment, job: Job) -> Task | None:
-    """The task of a step that this process is, or None outside a step. The step tells all of it, the `job` nothing."""
-    # The batch script has these as well, each of them 0: others are a task's that lost its SLURM_STEP_ID.
+    """This process's task of srun, or None outside a step. The step's variables describe it; `job` is not used."""
+    # The batch script has these as well, each of them 0: other values are a task's that lost its SLURM_STEP_ID.
     places = {env.get(name, "0") for name in ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID")}
     if "SLURM_STEP_ID" not in env and places == {"0"}:
         return None
@@ -165,13 +166,13 @@ def task(env: Environment, job: Job) -> Task | None:
     if (step := read.identifier("SLURM_STEP_ID", "launcher")) >= FIRST_RESERVED_STEP:
         return None
     listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
-    # This is the script of a job that was submitted inside a step of another job: the step is that one's.
+    # This is the script of a job that was submitted inside a step of another job: the step is the other job's.
     in_job = read.hosts("SLURM_JOB_NODELIST") if "SLURM_JOB_NODELIST" in env else listed
     is_apart = {short(host) for host in listed}.isdisjoint(map(short, in_job))
     if is_apart and places == {"0"} and read.own_index(in_job, read.seen("SLURM_JOB_NODELIST")) is not None:
         return None
-    # srun sets both to the same, but for --preserve-env. sbatch sets the first anew, and leaves the second as the
-    # submitting shell had it.
+    # srun sets both variables to the same value, except with --preserve-env. sbatch sets SLURM_TASKS_PER_NODE anew, and
+    # leaves the step's as the submitting shell had it.
     of_step = env.get("SLURM_STEP_TASKS_PER_NODE")
     if env.get("SLURM_TASKS_PER_NODE", of_step) != of_step:
         raise MusterError(
@@ -209,7 +210,8 @@ def task(env: Environment, job: Job) -> Task | None:
     is_listed = ranks is None or (len(ranks) == on_node and ranks[local_rank] == str(rank))
     names = ("SLURM_GTIDS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     agree(is_listed, "the ranks on this node", *names)
-    # The ranks meet on the first node. Only an order by hostfile puts rank 0 elsewhere, and only there it is seen.
+    # The ranks meet on the first node. Only a hostfile's order puts rank 0 elsewhere; without SLURM_DISTRIBUTION only
+    # rank 0 itself can see that.
     if max(tasks_per_node) > 1 and (env.get("SLURM_DISTRIBUTION") == "arbitrary" or (rank == 0 and node_rank != 0)):
         raise MusterError(
             "the tasks were placed by hand, so that rank 0 need not be on the first node, where the ranks would meet",
