@@ -1,4 +1,4 @@
-"""Grid Engine (SGE, Son of, Univa, Open Cluster Scheduler): the job's nodes; and where a task of qrsh is.
+"""Grid Engine (SGE, Son of Grid Engine, Univa, Open Cluster Scheduler): the job's nodes, and this process's qrsh task.
 
 A parallel job has its nodes in a file:
 
@@ -6,10 +6,10 @@ A parallel job has its nodes in a file:
         node01 2 main.q@node01 UNDEFINED
         node02 2 main.q@node02 UNDEFINED
 
-Only the host of the job script has that file. In a task by `qrsh -inherit` elsewhere the variable may be set all the
-same, and NHOSTS and NSLOTS count that host alone: they say nothing about the job.
+Only the host of the job script has that file. In a task of `qrsh -inherit` on another host the variable may be set
+nevertheless, and NHOSTS and NSLOTS describe that host, not the job.
 
-`qrsh -inherit` is the remote start. Its tasks on the other hosts need MUSTER_HOSTS:
+`qrsh -inherit` starts a task on a host of the job. On the other hosts such a task needs MUSTER_HOSTS:
 
     JOB_SCRIPT=QRSH SGE_JOB_SPOOL_DIR=.../active_jobs/2.1/1.node01
 
@@ -47,7 +47,7 @@ FIX_HOSTS = (
 
 def job(env: Environment) -> Job | None:
     """The Grid Engine job in `env`, or None where there is none."""
-    # SGE_ROOT and its like are set on a login node too, and JOB_ID alone is anybody's.
+    # SGE_ROOT and its like are set on a login node too, and JOB_ID alone may come from another program.
     if not {"PE_HOSTFILE", "SGE_JOB_SPOOL_DIR", "SGE_TASK_ID"} & env.keys():
         return None
     read = Reader(env, FIX_JOB)
@@ -55,7 +55,8 @@ def job(env: Environment) -> Job | None:
     task = env.get("SGE_TASK_ID", "undefined")
     slots, problem = slots_or_problem(lambda: _slots(read))
     nodes = read.sources.get("hosts") or read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
-    # The site names its map of GPUs (gpu, gpu_card, NVIDIA_GPUS, cuda), and each (0 or gpu0); and may have a gpu_mem.
+    # Each site chooses the names of its resource map of GPUs (gpu, gpu_card, NVIDIA_GPUS, cuda) and of the GPUs in it
+    # (0 or gpu0). Other resources, such as gpu_mem, must not match.
     is_map = re.compile(r"SGE_HGR_(\w+_)?(n?gpus?|cuda)(_cards?)?", re.IGNORECASE).fullmatch
     gpus = next((env[name] for name in sorted(env) if is_map(name) and env[name].strip()), "").split()
     names = tuple(slots) or ("HOST0", "HOST1")
@@ -69,7 +70,7 @@ def job(env: Environment) -> Job | None:
         cpus_on_node=read.cpus(slots),
         gpus_on_node=len(gpus) or None,
         gpu_ids=tuple(dict.fromkeys(name.removeprefix("gpu") for name in gpus)),
-        # A task starts in $HOME, with the PATH of a login, and its words are read by a shell once more.
+        # A task starts in $HOME, with the PATH of a login, and a second shell parses its command.
         launch=f"for host in {' '.join(names)}; do qrsh -inherit $host "
         f"\"cd '$PWD' && env PATH='$PATH' MUSTER_HOSTS={','.join(names)} \"{{quoted}} & done; wait",
         gpu_request="qsub -l gpu={gpus}, by the name that this site has for it",
@@ -86,13 +87,13 @@ def job(env: Environment) -> Job | None:
 
 
 def _slots(read: Reader) -> dict[str, int]:
-    """The hosts in the file's order, with the number of slots on each, from however many queues."""
+    """The number of slots on each host, over all queues, in the file's order."""
     env = read.env
     is_task = _is_task(env)
     try:
         lines = [line.split() for line in Reader(env, FIX_HOSTS).text_file("PE_HOSTFILE").splitlines()]
     except MusterError:
-        # A job on one host does without its file, which a container may not see. A task counts its own host alone.
+        # A job on one host needs no file, which a container may not see. In a task NHOSTS counts its own host alone.
         if not is_task and env.host and env.get("NHOSTS") == "1":
             read.sources["hosts"] = "NHOSTS=1"
             return {env.host: read.number("NSLOTS")}
@@ -108,7 +109,7 @@ def _is_task(env: Environment) -> bool:
     """Whether `qrsh -inherit` started this process.
 
     Raises:
-        MusterError: what tells a task from a job that qrsh submitted is missing.
+        MusterError: the variable that distinguishes a task from a job submitted by qrsh is missing or malformed.
     """
     # A job has .../active_jobs/2.1, the second task on node01 in it .../active_jobs/2.1/2.node01
     match = re.search(r"/active_jobs/[0-9]+\.[0-9]+(/[0-9]+\..+)?$", env.get("SGE_JOB_SPOOL_DIR", ""))
@@ -119,7 +120,7 @@ def _is_task(env: Environment) -> bool:
 
 
 def task(env: Environment, job: Job) -> Task | None:
-    """The task of Grid Engine that this process is, or None for a job script and outside Grid Engine.
+    """This process's task of qrsh, or None for a job script and outside Grid Engine.
 
     Raises:
         MusterError: the job's nodes are not known here, or several tasks may be on this one.
@@ -127,7 +128,7 @@ def task(env: Environment, job: Job) -> Task | None:
     if job.scheduler != "grid_engine" or not _is_task(env):
         return None
     mark = f"SGE_JOB_SPOOL_DIR={env['SGE_JOB_SPOOL_DIR'][:200]}"
-    # qrsh gets the host of each task: who lists the hosts has started one on each.
+    # qrsh is given the host of each task: a user who sets MUSTER_HOSTS is taken to have started one on each.
     if max(job.slots, default=1) > 1 and "MUSTER_HOSTS" not in env:
         raise MusterError(
             f"a node of this job has {max(job.slots)} slots, and qrsh gives the tasks on them no ranks",

@@ -4,7 +4,7 @@
     r[0-1]_b[0-1]                        ->  r0_b0 r0_b1 r1_b0 r1_b1
     n[1-2]-ib                            ->  n1-ib n2-ib
 
-Order is kept, and a host that is named twice stays named once, where it came first: node rank I is the I-th host.
+Order is kept, and a repeated host counts once, where it comes first: node rank I is the I-th host.
 Why this is not a library: docs/decisions/hostlists.md.
 """
 
@@ -14,19 +14,19 @@ from itertools import product
 from math import prod
 
 MAX_COUNT = 1_000_000
-"""The most that is believed of anything counted: nodes of a job, processes of a node, restarts."""
+"""The largest count that is accepted: nodes of a job, processes of a node, restarts."""
 MAX_ID = 10**18 - 1
-"""The largest number that is believed to be the id of a job."""
+"""The largest number that is accepted as the id of a job or a step."""
 MAX_HOSTS = 200_000
 # The kernel starts no program with a longer variable: 32 pages, and pages have up to 64 KiB.
 MAX_TEXT = 2 << 20
 
 
 def whole_number(text: str, most: int = MAX_COUNT) -> int | None:
-    """The number from 0 to `most` that `text` writes in ASCII digits, or None where it is something else.
+    """The number from 0 to `most` that `text` gives in ASCII digits, or None where it is something else.
 
-    Python's `int` takes signs, blanks and the digits of other scripts too, and raises ValueError for 5,000 digits; and
-    lists are made of a number's size.
+    Python's `int` accepts signs, blanks and the digits of other scripts too, and raises ValueError for 5,000 digits.
+    The limit is needed because callers make lists of this length.
     """
     number = int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
     return number if number is not None and number <= most else None
@@ -36,14 +36,14 @@ class HostListError(ValueError):
     """A host list that can't be read; the message says which part of it."""
 
 
-# Slurm gives the same list under several names, and this host is looked up by several: in a job of 10,000 nodes the
-# time of one counts.
+# Slurm gives the same list in several variables, and several callers look this host up: in a job of 10,000 nodes each
+# expansion takes noticeable time.
 @lru_cache(maxsize=8)
 def expand(text: str) -> tuple[str, ...]:
     """The hosts that `text` names, in its order, each once.
 
     Raises:
-        HostListError: unbalanced or nested brackets, a range that is none, a name that no host can have.
+        HostListError: unbalanced or nested brackets, an invalid range or host name, or too many hosts.
     """
     if len(text) > MAX_TEXT:
         raise HostListError(f"it has {len(text)} characters")
@@ -77,10 +77,10 @@ def short(host: str) -> str:
 
 @lru_cache(maxsize=8)
 def index_of(hosts: tuple[str, ...], host: str | None) -> int | None:
-    """The place of `host` in `hosts`, its domain and case aside; None where it is not among them.
+    """The index of `host` in `hosts`, without regard to domain and case; None where it is not among them.
 
     Raises:
-        HostListError: it could be several of them.
+        HostListError: `host` could be several of them.
     """
     if host is None:
         return None
@@ -120,7 +120,7 @@ def _expand_ranges(text: str) -> list[str]:
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or not 0 <= last - first < MAX_HOSTS - len(numbers):
             raise HostListError(f"[{text[:60]}] holds {piece[:60]!r}, which is no number or range, or too large a one")
-        # Leading zeros count: 008-011 keeps three digits, 8-11 none.
+        # Leading zeros set the least number of digits: three in 008-011, one in 8-11.
         numbers.extend(str(number).zfill(len(match[1])) for number in range(first, last + 1))
     return numbers
 
@@ -129,7 +129,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
     """The numbers that Slurm's `2(x3),1` stands for: (2, 2, 2, 1).
 
     Raises:
-        HostListError: something else than counts and repetitions.
+        HostListError: `text` holds something other than counts and repetitions, or too many.
     """
     if len(text) > MAX_TEXT:
         raise HostListError(f"it has {len(text)} characters")
