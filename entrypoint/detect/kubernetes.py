@@ -1,10 +1,10 @@
-"""Kubernetes: the pods of a training job, one for each node. A pod alone is a machine without a scheduler.
+"""Kubernetes: the pods of a training job, each taken as a node. A pod alone is taken as a machine without a scheduler.
 
     Kubeflow Trainer, PyTorchJob   PET_NNODES=2 PET_NODE_RANK=1 PET_NPROC_PER_NODE=4 MASTER_ADDR=job-master-0
     PyTorchJob before 1.7          RANK=1 WORLD_SIZE=2: they count pods, not processes
     LeaderWorkerSet                LWS_GROUP_SIZE=2 LWS_WORKER_INDEX=1 LWS_LEADER_ADDRESS=lws-0.lws.default
     Volcano                        VC_WORKER_HOSTS=job-worker-0.job,job-worker-1.job VC_TASK_INDEX=1 (VK_TASK_INDEX)
-    indexed Job, JobSet            JOB_COMPLETION_INDEX=1; how many there are only its author may tell, by NNODES=2
+    indexed Job, JobSet            JOB_COMPLETION_INDEX=1; no number of pods, unless the job's author sets NNODES=2
     MPIJob                         K_MPI_JOB_ROLE=launcher, whose mpirun starts processes in the pods with =worker
     Volcano's MPI plugin           MPI_HOST=job-worker-0.job,job-worker-1.job in the master's pod, which runs mpirun
 
@@ -38,7 +38,7 @@ FIX_MPIJOB = "in the launcher's pod: mpirun -n PODS --map-by ppr:1:node --bind-t
 FIX_VOLCANO = "in the master's pod: mpirun --host $MPI_HOST -n PODS --map-by ppr:1:node --bind-to none {command}"
 
 _HOSTS_OF_VOLCANO = re.compile(r"VC_\w+_HOSTS")
-# By which an author tells the number of pods, where WORLD_SIZE counts processes.
+# Variables by which a job's author gives the number of pods, where WORLD_SIZE counts processes.
 # Source: https://github.com/SDU-eScience/UCloud (im2/pkg/integrations/k8s/containers: the last, beside Volcano's names)
 _NODES = ("AZUREML_NODE_COUNT", "NNODES", "NODE_COUNT", "NUM_NODES", "UCLOUD_TASK_COUNT")
 _NO_NAMES = "no names of pods"
@@ -49,7 +49,7 @@ def job(env: Environment) -> Job | None:
     if "KUBERNETES_SERVICE_HOST" not in env:
         return None
     pod = _pod(env)
-    # One of these alone tells of several pods. The last is an MPIJob's.
+    # Any one of these shows that the job has several pods. The last is an MPIJob's.
     index = Reader(env, FIX).seen("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX", "K_MPI_JOB_ROLE")
     if not pod and not index:
         return None
@@ -70,16 +70,16 @@ def job(env: Environment) -> Job | None:
 
 
 def task(env: Environment, job: Job) -> Task | None:
-    """The pod that this process is in, as the one task of a node, or None outside a job of several pods."""
+    """This process's pod, as the only task of a node, or None where it is alone or the number of pods is unknown."""
     pod = _pod(env) if "KUBERNETES_SERVICE_HOST" in env else None
     return replace(pod, hosts=job.hosts) if pod and len(job.hosts) == pod.num_nodes else pod
 
 
 def _pod(env: Environment) -> Task | None:
-    """Which of the job's pods this is; None where it is alone, or where nothing tells how many there are."""
+    """This pod, as a task, with the job's pods where they are known; None as in `task`."""
     if any(_HOSTS_OF_VOLCANO.fullmatch(name) for name in env):
         return None if _is_mpi_master(env) else _of_volcano(Reader(env, FIX))
-    # Not any name that begins so: a Service called pet-shop gives all pods PET_SHOP_PORT.
+    # The prefix PET_ is not enough: a Service called pet-shop gives all pods PET_SHOP_PORT.
     if {"PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK", "PET_RDZV_ENDPOINT"} & env.keys():
         return _counted(Reader(env, FIX), "PET_NNODES")
     if {"LWS_GROUP_SIZE", "LWS_WORKER_INDEX"} & env.keys():
@@ -90,7 +90,7 @@ def _pod(env: Environment) -> Task | None:
 
 
 def _is_mpi_master(env: Environment) -> bool:
-    """Whether Volcano's MPI plugin has told this pod its workers, none of which it is; else MPI_HOST is the user's."""
+    """Whether this is the master's pod of Volcano's MPI plugin: MPI_HOST has only other pods of Volcano's lists."""
     listed = {host for name in env if _HOSTS_OF_VOLCANO.fullmatch(name) for host in env[name].split(",")}
     workers = tuple(env.get("MPI_HOST", "").split(","))
     return any(workers) and listed.issuperset(workers) and Reader(env, FIX).own_index(workers, "MPI_HOST") is None
@@ -98,18 +98,18 @@ def _is_mpi_master(env: Environment) -> bool:
 
 def _counted(read: Reader, name: str) -> Task:
     env = read.env
-    # All that tell this pod's place. Kubeflow Trainer sets several of them, and they agree.
+    # All variables with this pod's index. Kubeflow Trainer sets several of them, and they agree.
     names = ("PET_NODE_RANK", "RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "LWS_WORKER_INDEX", "UCLOUD_RANK")
-    # In another Job of a JobSet, by the names SET-b-1-0 and SET-a-0-0 of this pod and the master, pods count anew.
+    # Each Job of a JobSet counts its pods from 0. This pod SET-b-1-0 and the master SET-a-0-0 are in different Jobs.
     addresses = (env.host or "", env.get("PET_MASTER_ADDR") or env.get("MASTER_ADDR", ""))
     own, first = (re.match(r"(.+)-([^-.]+-\d+)-\d+(?:\.|$)", address) for address in addresses)
     is_again = own and first and own[1] == first[1] and own[2] != first[2]
     places = [name for name in names if name in env and not (is_again and name == "JOB_COMPLETION_INDEX")]
-    # 1:3, or a number where elasticPolicy has no minReplicas and maxReplicas.
+    # An elastic job has 1:3 here, or a number where elasticPolicy has no minReplicas and maxReplicas.
     if ":" in env.get(name, "") or ("PET_RDZV_ENDPOINT" in env and not places):
         fix = f"leave elasticPolicy out of the PyTorchJob, with a fixed number of replicas; or {FIX}"
         raise MusterError("an elastic job gives its pods no ranks", seen=read.seen(name, "PET_RDZV_ENDPOINT"), fix=fix)
-    # Their ranks count processes: those in a pod would be taken for pods.
+    # A launcher inside the pod counts processes, which would be taken for pods.
     read.check_inner_launcher("pod")
     num_pods = read.number(name)
     ranks = {place: read.number(place) for place in places}
@@ -119,7 +119,7 @@ def _counted(read: Reader, name: str) -> Task:
     read.agree(is_one, "the variables disagree on which pod of the job this is", *shown)
     world_size = read.optional("WORLD_SIZE")
     per_pod = hostlist.whole_number(env.get("PET_NPROC_PER_NODE") or env.get("GPUS_PER_NODE", "1")) or 1
-    # Newer operators count processes in WORLD_SIZE, as far as their number is given, as users do beside an NNODES.
+    # WORLD_SIZE counts processes with newer operators, if they know the number per pod, and where users set NNODES.
     is_size = world_size in (None, num_pods, num_pods * per_pod)
     read.agree(is_size, "the variables disagree on the number of pods", *shown)
     is_named = _rank_by_name(env) in (None, rank)
@@ -130,7 +130,7 @@ def _counted(read: Reader, name: str) -> Task:
 
 
 def _rank_by_name(env: Environment) -> int | None:
-    """The rank that a pod's name stands for: JOB-master-0, JOB-worker-0, JOB-worker-1...; LEADER, LEADER-1..."""
+    """This pod's rank by its name: JOB-master-0, JOB-worker-0, JOB-worker-1...; LEADER, LEADER-1...; or None."""
     base, _, number = (env.host or "").rpartition("-")
     if leader := env.get("LWS_LEADER_ADDRESS", "").partition(".")[0]:
         return 0 if env.host == leader else hostlist.whole_number(number) if base == leader else None
@@ -141,7 +141,7 @@ def _rank_by_name(env: Environment) -> int | None:
 
 
 def _names_of_pods(env: Environment, rank: int, num_pods: int) -> tuple[tuple[str, ...], str]:
-    """The names of all pods, where this one's and the first one's show their pattern.
+    """The names of all pods, where those of this pod and the first one show the pattern, else none; and their source.
 
     Those of an indexed Job are BASE-0, BASE-1..., those of a LeaderWorkerSet's group LEADER, LEADER-1...
     """
@@ -158,7 +158,7 @@ def _names_of_pods(env: Environment, rank: int, num_pods: int) -> tuple[tuple[st
 
 def _of_volcano(read: Reader) -> Task:
     env = read.env
-    # The master's task goes first, whatever its name: its index 0 is where Volcano's PyTorch plugin puts MASTER_ADDR.
+    # The master's task comes first, whatever its name: MASTER_ADDR of Volcano's PyTorch plugin is the pod of index 0.
     master = env.get("MASTER_ADDR", "")
     names = sorted(
         (name for name in env if _HOSTS_OF_VOLCANO.fullmatch(name)),
@@ -175,7 +175,7 @@ def _of_volcano(read: Reader) -> Task:
     own = read.own_index(hosts, listed)
     if own is None and len(names) == 1:
         own = read.number(index_name)
-    # Each pod's place in its task, which the env plugin tells; a job with the PyTorch plugin need not have that one.
+    # Each pod's index in its task, as the env plugin sets it; a job with the PyTorch plugin need not have that plugin.
     places = [str(place) for task in by_task for place in range(len(task))]
     place = None if own is None or own >= len(places) else places[own]
     expected = {"RANK": str(own), "WORLD_SIZE": str(len(hosts)), "VC_TASK_INDEX": place, "VK_TASK_INDEX": place}
