@@ -1,6 +1,6 @@
-"""LSF: the job's nodes; and which task of jsrun or of blaunch this process is.
+"""LSF: the job's nodes, and this process's task of jsrun or of blaunch.
 
-    LSB_MCPU_HOSTS="host1 4 host2 4"       hosts and slots in turns; always complete
+    LSB_MCPU_HOSTS="host1 4 host2 4"       each host with its slots; always complete
     LSB_HOSTS="host1 host1 host2 ..."      a name for each slot; left out by LSF where it gets too long
 
 jsrun is the job step manager on IBM's systems. The first of LSF's hosts is the launch node there, where the job script
@@ -8,8 +8,8 @@ runs and no task does:
 
     JSM_NAMESPACE_RANK=3 JSM_NAMESPACE_SIZE=4 JSM_NAMESPACE_LOCAL_RANK=1 JSM_NAMESPACE_LOCAL_SIZE=2
 
-blaunch is LSF's remote start. Without hosts it starts a task for each slot, with `-z` one for each host that is named.
-Which of the two it was is not told, so that only where each host has one slot the task is known:
+blaunch starts tasks on the job's hosts: without `-z` one for each slot, with `-z` one for each host that is named. No
+variable says which of the two it was, so the task is known only where each host has one slot:
 
     LSF_PM_TASKID=2      counted from 1
 
@@ -55,7 +55,7 @@ def job(env: Environment) -> Job | None:
     read = Reader(env, FIX_JOB)
     job_id = str(read.identifier("LSB_JOBID"))
     index = read.optional("LSB_JOBINDEX")
-    # LSF only says that it is not the first time; our script counts, so that no attempt reads keys of another.
+    # LSF only says that a run is not the first; our job script counts, so that no attempt reads the keys of another.
     counted = read.optional("MUSTER_ATTEMPT")
     slots, problem = slots_or_problem(lambda: _slots(read))
     source = read.seen("LSB_MCPU_HOSTS") if slots else "no list of hosts"
@@ -81,7 +81,7 @@ def job(env: Environment) -> Job | None:
 
 
 def _slots(read: Reader) -> dict[str, int]:
-    """The hosts with the number of slots on each."""
+    """The number of slots on each host, in LSF's order."""
     words = read.env.get("LSB_MCPU_HOSTS", "").split()
     pairs = zip_longest(words[::2], words[1::2], fillvalue="")
     slots = read.slots(pairs, "LSF's list of the job's nodes", "LSB_MCPU_HOSTS", "LSB_JOBID")
@@ -98,20 +98,20 @@ def _has_launch_node(slots: tuple[int, ...]) -> bool:
 
 def _launch(slots: dict[str, int], env: Environment) -> str:
     counts = tuple(slots.values())
-    # Elsewhere LSF fills hosts one after the other: the first may have a single slot left.
+    # Without jsrun there is no launch node: LSF fills hosts one after the other, and the first may have one slot left.
     if (not env.is_live or shutil.which("jsrun", path=env.get("PATH"))) and _has_launch_node(counts):
         sets = f"--nrs={len(slots) - 1} --rs_per_host=1 --tasks_per_rs=1 --cpu_per_rs=ALL_CPUS --gpu_per_rs=ALL_GPUS"
-        # By default jsrun binds a task to one core of its set.
+        # By default jsrun binds a task to one core of its resource set.
         return f"jsrun {sets} --bind=rs {{command}}"
     if not slots or max(counts) == 1:
         return "blaunch {command}"
-    # Without -z blaunch starts a task for each slot. Its tasks are counted from 1.
+    # Without -z blaunch starts a task for each slot. It counts tasks from 1.
     hosts = " ".join(slots)
     return f"blaunch -z '{hosts}' bash -c 'MUSTER_NODE_RANK=$((LSF_PM_TASKID - 1)) exec \"$@\"' bash {{command}}"
 
 
 def jsrun_task(env: Environment, job: Job) -> Task | None:
-    """The task of jsrun that this process is, or None where jsrun started nothing."""
+    """This process's task of jsrun, or None where jsrun set no variables."""
     if not set(JSRUN) & env.keys():
         return None
     read = Reader(env, FIX_JSRUN)
@@ -129,10 +129,10 @@ def jsrun_task(env: Environment, job: Job) -> Task | None:
 
 
 def blaunch_task(env: Environment, job: Job) -> Task | None:
-    """The task of blaunch that this process is, or None where blaunch started nothing.
+    """This process's task of blaunch, or None where blaunch did not start it.
 
     Raises:
-        MusterError: the job's hosts are not known, or have several slots, or don't fit.
+        MusterError: the job's hosts are unknown, have several slots, or don't fit the task's number.
     """
     if "LSF_PM_TASKID" not in env or job.scheduler != "lsf":
         return None

@@ -1,9 +1,9 @@
-"""MUSTER_HOSTS: the nodes as the user lists them, for where no scheduler does, or where its list can't be seen.
+"""MUSTER_HOSTS: the user's list of the nodes, where no scheduler has one, or its list can't be read.
 
     MUSTER_HOSTS=node[01-02],gpu7         compressed as Slurm does, or plain names between commas or blanks
 
-One process a node is what it stands for: the place of this host in the list is its node rank. So it is for the remote
-shells of schedulers, which tell a process nothing of its place.
+It stands for one process a node: the index of this host in the list is its node rank. The same holds for the remote
+shells of schedulers, such as qrsh and pbsdsh, which give a process no rank.
 """
 
 import re
@@ -16,8 +16,8 @@ from muster.entrypoint.detect.reader import Reader
 from muster.entrypoint.environment import Environment
 from muster.errors import MusterError
 
-# How many nodes a job has, of schedulers without a family here and scripts for torchrun; or all that is left of one.
-# Whose these and those below are, and where that was read: docs/decisions/detection.md.
+# Variables with a job's number of nodes or tasks: of schedulers without a family here, of scripts for torchrun, or of a
+# family whose other variables are lost. Owners and sources of these and of those below: docs/decisions/detection.md.
 NUMBERS = (
     "ARNOLD_WORKER_NUM", "AWS_BATCH_JOB_NUM_NODES", "AZUREML_NODE_COUNT", "BACKENDAI_CLUSTER_SIZE",
     "BEAKER_REPLICA_COUNT", "COBALT_JOBSIZE", "CRANE_JOB_NUM_NODES", "DMLC_NUM_WORKER", "DSTACK_NODES_NUM", "HOST_NUM",
@@ -27,8 +27,8 @@ NUMBERS = (
     "SKYPILOT_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES",
     "SLURM_STEP_NUM_TASKS", "SNOWFLAKE_JOBS_COUNT", "SUBMITIT_LOCAL_NTASKS", "_CONDOR_NPROCS",
 )  # fmt: skip
-# Others list their nodes; where this pattern is found they are several: two of HOST:PORT in TF_CONFIG, and of
-# SageMaker's ["algo-1","algo-2"] the comma. Jhinno's Unischeduler and HPC Pack tell the cores of each: gpu01 4 gpu02 4.
+# Variables with a list of nodes, and a pattern that matches where there are several: two HOST:PORT in TF_CONFIG, the
+# comma of SageMaker's ["algo-1","algo-2"]. Jhinno's Unischeduler and HPC Pack add each host's cores: gpu01 4 gpu02 4.
 LISTS = {
     "AFO_ENV_CLUSTER_SPEC": r'\[\s*"[^"]*"\s*,',
     "AZ_BATCH_HOST_LIST": ",",
@@ -44,8 +44,8 @@ LISTS = {
     "SM_HOSTS": ",",
     "TF_CONFIG": r':\d+"[\s\S]*:\d+"',
 }
-OF_ONE = {"NODE_NUM": "HOST_NUM", "COORDINATOR_ADDRESS": "NUM_PROCESSES"}  # a name tells nothing beside a 1 of these
-# A container of one's own, which lacks SageMaker's toolkit, is told its job's hosts by this file alone.
+OF_ONE = {"NODE_NUM": "HOST_NUM", "COORDINATOR_ADDRESS": "NUM_PROCESSES"}  # the first is ignored if the second is 1
+# In a user's own container, which lacks SageMaker's toolkit, only this file lists the job's hosts.
 # Source: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 SAGEMAKER = Path("/opt/ml/input/config/resourceconfig.json")
 TEXT_FILES = ("BATCH_HOSTS_FILE", "CCS_ALLOC_FILE", "OAR_NODEFILE")
@@ -58,10 +58,10 @@ FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all n
 
 
 def listed(env: Environment) -> Job:
-    """The nodes that MUSTER_HOSTS lists.
+    """The job with the nodes that MUSTER_HOSTS lists.
 
     Raises:
-        MusterError: it is no list of hosts, or one in which a name does not stand for one host.
+        MusterError: it is no list of hosts, or a name in it does not stand for exactly one host.
     """
     with_commas = re.sub(r"\s*,\s*|\s+", ",", env["MUSTER_HOSTS"].strip())
     read = Reader(Environment({"MUSTER_HOSTS": with_commas}), FIX)
@@ -104,10 +104,10 @@ def override(job: Job, listed: Job) -> Job:
 
 
 def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> Task:
-    """The one task on this host, of the launcher that the variable `mark` shows.
+    """The only task on this host, of a `launcher` that gives no ranks; `mark` is the variable that shows it.
 
     Raises:
-        MusterError: the hosts are not known, or this one is not clearly one of them.
+        MusterError: the hosts are unknown, or this one is not clearly one of them.
     """
     if job.problem:
         raise job.problem
@@ -121,7 +121,7 @@ def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> T
 
 
 def task(env: Environment, job: Job) -> Task | None:
-    """The one process on this host, where MUSTER_HOSTS lists the hosts and no scheduler does.
+    """The only task on this host, where MUSTER_HOSTS lists the hosts and no scheduler does.
 
     Raises:
         MusterError: this host is not clearly one of them.
