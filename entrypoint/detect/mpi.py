@@ -1,16 +1,16 @@
-"""The launchers of MPI: which process of Open MPI's mpirun, of Hydra's mpiexec or of mpirun_rsh this one is.
+"""The launchers of MPI: this process's task of Open MPI's mpirun, of Hydra's mpiexec or of MVAPICH's mpirun_rsh.
 
-Each gives a rank, a size, and the same two for this node, as LSF's jsrun does. The node rank is this host's place in
-the scheduler's list where there is one. Where there is none, ranks are taken to lie in blocks, the launchers' default,
-and that is checked: a rank and a local rank that don't fit it are refused.
+Each sets a rank and a size, and both again within this node, as LSF's jsrun does. The node rank is this host's index in
+the scheduler's list of hosts. Without a list, ranks are assumed to lie in blocks, a node after the other, as is the
+launchers' default; a rank and a local rank that contradict this are refused.
 
 Open MPI. OMPI_COMM_WORLD_NODE_RANK is no node rank: it counts the processes on this node over all of mpirun's jobs.
-Inside Slurm the processes carry the SLURM_ variables of the daemon that started them: not theirs.
+Inside Slurm the processes inherit the SLURM_ variables of the daemon that started them, which do not describe them.
 
     OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2
 
 Hydra, of MPICH and of Intel MPI. PMI_RANK and PMI_SIZE alone are srun's (--mpi=pmi2), Flux's or PALS's. ParaStation's
-srun sets all four, by PMIx the last two. On other nodes Hydra's processes see the scheduler's variables of the first.
+srun sets all four, by PMIx the last two. On other nodes Hydra's processes have the scheduler's variables of the first.
 
     PMI_RANK=3 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2
 
@@ -39,7 +39,7 @@ from muster.units import plural
 
 
 class Names(NamedTuple):
-    """The four variables of a launcher."""
+    """The names of a launcher's four variables."""
 
     rank: str
     size: str
@@ -48,13 +48,13 @@ class Names(NamedTuple):
 
 
 JSRUN = Names("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE")
-"""LSF's: jsrun sets Open MPI's names beside its own."""
+"""The variables of LSF's jsrun, which sets Open MPI's too."""
 OPENMPI = Names(
     "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 )
 HYDRA = Names("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 HYDRA_HOSTS = ("MPIR_CVAR_CH3_INTERFACE_HOSTNAME", "PMI_HOSTNAME", "HYDRA_BSTRAP_LOCALHOST")
-"""What Hydra calls the host of a process: MPICH 4.0, MPICH 5.0, Intel MPI 2021."""
+"""Hydra's variables for the host of a process: in MPICH 4.0, in MPICH 5.0, in Intel MPI 2021."""
 MVAPICH = Names("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
 MVAPICH3 = Names(*(name.replace("MV2_", "MVP_") for name in MVAPICH))
 VARIABLES = (
@@ -66,7 +66,7 @@ VARIABLES = (
 PREFIXES = (
     "PMI_", "PMIX_", "OMPI_", "PRTE_", "MPI_", "MPIR_", "MPIEXEC_", "MPT_", "HYDRA_", "HYDI_", "I_MPI_", "MV2_", "MVP_",
 )  # fmt: skip
-# mpirun.openmpi, mpiexec.hydra: several are often installed side by side.
+# Also mpirun.openmpi or mpiexec.hydra: several are often installed side by side.
 PARENT = re.compile(r"^(hydra_pmi_proxy|mpiexec|mpirun|orted|orterun|prte|prted|prterun)(\.|$)")
 
 FIX_OPENMPI = "start the command by mpirun itself, from a shell without another run's OMPI_ and PMIX_ variables"
@@ -75,15 +75,15 @@ FIX_MVAPICH = "start the command by mpirun_rsh itself, from a shell without anot
 
 
 def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
-    """The process of mpirun that this one is."""
+    """This process's task of Open MPI's mpirun, or None; Rejected where the variables are another process's."""
     if not set(OPENMPI) & env.keys():
         return None
     read = Reader(env, FIX_OPENMPI)
     namespace = env.get("PMIX_NAMESPACE", "")
-    # Slurm's, or none: mpirun has its own.
+    # mpirun has a namespace of its own. With Slurm's, or none, the variables may be copies.
     if re.fullmatch(r"(slurm\.pmix\..*)?", namespace) and _is_copied(env, OPENMPI):
         return None
-    # ParaStation's srun sets Open MPI's names too; and jsrun, for IBM's Spectrum MPI, with the same values as its own.
+    # ParaStation's srun sets Open MPI's variables too; and jsrun, for IBM's Spectrum MPI, with the values of its own.
     if "SLURM_STEP_ID" in env and namespace.startswith("pspmix_"):
         return None
     if _is_of(env, OPENMPI, *JSRUN):
@@ -99,7 +99,7 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
             seen=read.seen(*OPENMPI),
             fix=f"unset {' '.join(OPENMPI)} if they are left over from another job; else {FIX_OPENMPI}",
         )
-    # The least and the most of what mpirun repeats. Other versions leave some of them out.
+    # The valid range of each variable in which mpirun repeats these numbers. Some versions leave some of them out.
     repeated = {
         "PMIX_RANK": (ranks.rank, ranks.rank),
         "OMPI_COMM_WORLD_NODE_RANK": (ranks.local_rank, hostlist.MAX_COUNT),
@@ -110,7 +110,7 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
     wrong = "Open MPI's variables contradict each other, or the nodes have different numbers of processes"
     read.agree(fits, wrong, *OPENMPI, *repeated)
     # Where srun started the daemon, the daemon is Slurm's task, and its PID is the last number here; with pid.33 in
-    # place of jf.1134 it is mpirun itself: PMIX_DSTORE_21_BASE_PATH=/tmp/ompi.node01.0/jf.1134/pmix_dstor_ds21_582
+    # place of jf.1134 that is mpirun's PID: PMIX_DSTORE_21_BASE_PATH=/tmp/ompi.node01.0/jf.1134/pmix_dstor_ds21_582
     daemon = re.search(r"/jf\.[0-9]+/pmix_dstor_ds21_([0-9]+)$", env.get("PMIX_DSTORE_21_BASE_PATH", ""))
     is_own = not daemon or "SLURM_STEP_ID" not in env or env.get("SLURM_TASK_PID", daemon[1]) == daemon[1]
     wrong = "the variables of Open MPI are left over from another job: this task of Slurm did not start its daemon"
@@ -119,14 +119,14 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
 
 
 def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
-    """The process of mpiexec that this one is."""
+    """This process's task of Hydra's mpiexec, or None; Rejected where the variables are another process's."""
     if not (present := [name for name in HYDRA if name in env]):
         return None
     read = Reader(env, FIX_HYDRA)
     if _is_of(env, HYDRA, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
         return Rejected(f"{read.seen(HYDRA.rank, HYDRA.size)} is Flux's own", is_certain=True)
     has_local = {HYDRA.local_rank, HYDRA.local_size} & env.keys()
-    is_hydras = has_local and set(HYDRA_HOSTS) & env.keys()  # ParaStation tells no host
+    is_hydras = has_local and set(HYDRA_HOSTS) & env.keys()  # ParaStation sets no host
     is_sruns = "SLURM_STEP_ID" in env and _is_of(env, HYDRA, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     if _is_of(env, HYDRA, "PALS_RANKID") or (is_sruns and not is_hydras):
         return None
@@ -141,25 +141,25 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
 
 
 def _is_of(env: Environment, names: Names, *own: str) -> bool:
-    """Whether the variables `names`, as far as they are there, say what those of the launcher with its `own` say."""
+    """Whether the variables `names`, as far as they are set, have the values of another launcher's variables, `own`."""
     pairs = zip(names, own, strict=False)
     return own[0] in env and all(env.get(name, env.get(of)) == env.get(of) for name, of in pairs)
 
 
 def _is_copied(env: Environment, names: Names) -> bool:
-    """Whether `names` say what Slurm's or Hydra's variables do: scripts that bind a task to its GPU set them so."""
+    """Whether `names` have the values of Slurm's or Hydra's variables: scripts that bind tasks to GPUs copy them."""
     return _is_of(env, names, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID") or _is_of(env, names, *HYDRA)
 
 
 def mvapich_task(env: Environment, job: Job) -> Task | None:
-    """The process of mpirun_rsh that this one is."""
+    """This process's task of MVAPICH's mpirun_rsh, or None."""
     # The local size alone is set by users too, as a hint to the library.
     names = next((names for names in (MVAPICH, MVAPICH3) if set(names[:3]) & env.keys()), None)
     return by_rank("mvapich", names, Reader(env, FIX_MVAPICH), job) if names and not _is_copied(env, names) else None
 
 
 def prrte_task(env: Environment, job: Job) -> None:
-    """None, as PRRTE's prterun tells its processes a rank, but not their number.
+    """Refuses a process of PRRTE's prterun, which sets a rank, but not the number of processes; else returns None.
 
     Raises:
         MusterError: prterun started this process in a scheduler's job. Without one resolve.py refuses any PMIX_RANK.
@@ -168,7 +168,7 @@ def prrte_task(env: Environment, job: Job) -> None:
         return
     from muster.entrypoint.detect import traces
 
-    # As in a job that such a process submitted.
+    # Left over as in a job that such a process submitted.
     is_left_over = env.is_live and not any(re.match(r"prte(d|run)?$", name) for name in traces.ancestors())
     read = Reader(env, f"prterun --personality ompi, which tells it as mpirun does; or {job.launch}")
     wrong = "prterun started this process, and does not tell it how many there are"
@@ -176,11 +176,11 @@ def prrte_task(env: Environment, job: Job) -> None:
 
 
 def _made_elsewhere(env: Environment, name: str) -> Rejected | None:
-    """The answer where the launcher's variable `name` says that this is another host's process."""
+    """The rejection where the launcher's variable `name` has another host than this one; else None."""
     host = env.get(name, "")
     if not env.host or not hostlist.is_name(host) or hostlist.short(host) == hostlist.short(env.host):
         return None
-    # Hydra has it from its user: mpiexec -hosts localhost, 10.0.0.2, node02-ib. A recording can't tell whose these are.
+    # Hydra has the user's name for it: mpiexec -hosts localhost, 10.0.0.2, node02-ib. A recording can't resolve these.
     if network.is_own(host) if env.is_live else host == "localhost" or hostlist.is_address(host):
         return None
     return Rejected(f"{name}={host}, but this host is {env.host}")
@@ -196,7 +196,7 @@ class Ranks(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes there are, if all have as many processes as this one."""
+        """The number of nodes, if all have as many processes as this one."""
         return self.size // self.local_size
 
 
@@ -225,17 +225,17 @@ def by_rank(
     """The task that a launcher's four variables describe.
 
     Args:
-        job: the scheduler's answer, whose list of hosts tells the node rank.
+        job: the scheduler's job, whose list of hosts determines the node rank.
         job_id: the launch's own id, if it has one.
-        counted: what the variables say, of a launcher whose last one counts nodes: all nodes have as many processes.
-        known_node_rank: of a launcher that sets it.
+        counted: the ranks of a launcher whose last variable counts nodes; all have the same number of processes.
+        known_node_rank: the node rank of a launcher that sets one.
 
     Raises:
-        MusterError: they contradict each other, or the scheduler's hosts, or leave the node rank open.
+        MusterError: the variables contradict each other or the scheduler's hosts, or do not determine the node rank.
     """
     ranks = counted or read_ranks(names, read)
     num_nodes, local_size = ranks.num_nodes, ranks.local_size
-    # Where only some of the nodes see the list, all do without it, or they would number themselves in two ways.
+    # Where only some of the nodes see the list, none uses it: else the nodes would be numbered in two ways.
     hosts = job.hosts if job.is_shared or num_nodes == 1 else ()
     own = read.own_index(hosts, job.sources["hosts"])
     tasks_per_node = (local_size,) * num_nodes
@@ -259,7 +259,7 @@ def by_rank(
             f"{read.fix}",
         )
     elif hosts and num_nodes > len(hosts):
-        # Hydra counts each process of hosts that come in turns (a b a b) as if it were alone on its node.
+        # Where hosts alternate in its list (a b a b), Hydra counts each process as if it were alone on its node.
         raise MusterError(
             f"the launcher says that {local_size} of {ranks.size} processes run on each node, which makes "
             f"{num_nodes} nodes, but the job has {len(hosts)}",
@@ -306,9 +306,9 @@ def by_rank(
 
 
 def _is_uneven(ranks: Ranks, own: int, job: Job) -> bool:
-    """Whether the scheduler planned different numbers of processes for the nodes, and these are they.
+    """Whether the scheduler planned different numbers of processes for the nodes, and `ranks` match them.
 
-    As by PBS's `select=1:mpiprocs=2+1:mpiprocs=1`, whose file of nodes names the first host twice.
+    PBS does so by `select=1:mpiprocs=2+1:mpiprocs=1`: its file of nodes names the first host twice.
     """
     # jsrun's launch node is among LSF's slots, and not among the hosts.
     if not job.is_shared or len(set(job.slots)) < 2 or len(job.slots) != len(job.hosts):
@@ -318,10 +318,10 @@ def _is_uneven(ranks: Ranks, own: int, job: Job) -> bool:
 
 
 def _check_order(launcher: str, ranks: Ranks, node_rank: int, seen: str, *, is_known: bool) -> None:
-    """Refuses ranks that do not lie in blocks, nor in turns on nodes that are known."""
+    """Refuses ranks that lie neither in blocks nor, where the nodes are known, in turns (round-robin)."""
     block = node_rank * ranks.local_size + ranks.local_rank
     in_turns = ranks.local_rank * ranks.num_nodes + node_rank
-    # Of one process a node the rank decides nothing, the node rank does.
+    # With one process a node the rank is not used, only the node rank.
     if ranks.local_size == 1 or ranks.rank == block or (is_known and ranks.rank == in_turns):
         return
     packed = {"jsrun": "jsrun --launch_distribution=packed", "flux": "flux run without --taskmap"}
