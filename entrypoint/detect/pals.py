@@ -1,13 +1,13 @@
-"""Cray PALS, the mpiexec of HPE Cray EX with PBS: which of its processes this one is.
+"""Cray PALS, the mpiexec of HPE Cray EX with PBS: this process's task.
 
     PALS_APID=... PALS_RANKID=3 PALS_NODEID=1 PALS_LOCAL_RANKID=1 PALS_LOCAL_SIZE=2 PALS_APINFO=/var/run/palsd/...
 
-Slurm (mpi/cray_shasta) and Flux (cray-pals) set PALS_ variables for their own tasks, so that Cray MPI finds its way:
-then the launcher is srun or Flux.
+Slurm (mpi/cray_shasta) and Flux (cray-pals) set PALS_ variables for their own tasks, because Cray MPI reads them: then
+the launcher is srun or Flux.
 
-The hosts are in the binary file PALS_APINFO. A header in the machine's own layout gives, for each table of records,
-their size, the place of the first and their number. Versions 1 and 5 differ in what follows `nnics` and in the tables
-for networks, not in nodes and processes.
+The hosts are in the binary file PALS_APINFO. Its header, in the machine's native layout, gives the record size, the
+offset and the number of records of each table. Versions 1 and 5 differ in the fields after `nnics` and in the tables
+for networks, not in those of nodes and processes.
 
     int version; size_t total_size; size_t comm_profile_size, comm_profile_offset; int ncomm_profiles;
     size_t cmd_size, cmd_offset; int ncmds; size_t pe_size, pe_offset; int npes;
@@ -44,7 +44,7 @@ BINARY_FILES = ("PALS_APINFO",)
 
 
 def task(env: Environment, job: Job) -> Task | Rejected | None:
-    """The process of PALS that this one is; its variables have to agree with the file of its nodes, if that is seen."""
+    """This process's task of PALS, checked against PALS's file of nodes where that can be read."""
     if not {"PALS_APID", *_NAMES} & env.keys():
         return None
     read = Reader(env, FIX)
@@ -53,7 +53,7 @@ def task(env: Environment, job: Job) -> Task | Rejected | None:
     if job.scheduler not in ("pbs", "manual", "local"):
         return Rejected(f"{read.seen('PALS_APID')}, but this is a job of {job.scheduler}")
     if pbs.is_task(env):
-        # PALS has daemons of its own, and hands the job script's environment on.
+        # PALS's own daemons start its processes with the job script's environment, whose PBS_TASKNUM is no task's.
         return Rejected(f"{read.seen('PALS_APID', 'PBS_TASKNUM')}: pbsdsh, not PALS, started this process")
     rank, node_rank, local_rank = (read.number(name) for name in _NAMES)
     shown = ("PALS_APID", *_NAMES, "PALS_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "PALS_APINFO")
@@ -100,8 +100,8 @@ def task(env: Environment, job: Job) -> Task | Rejected | None:
 
 
 def _owner(env: Environment) -> str | None:
-    """The launcher that set PALS's variables in PALS's stead, here or in the step that submitted this job."""
-    # The numbers of a job and a step; PALS calls its own by a UUID.
+    """The launcher other than PALS that set PALS's variables, here or in the step that submitted this job; or None."""
+    # Slurm's value is the numbers of job and step, PALS's own is a UUID.
     if "SLURM_JOB_ID" in env and re.fullmatch(r"[0-9]+\.[0-9]+", env.get("PALS_APID", "")):
         return "srun"
     folder = env.get("FLUX_JOB_TMPDIR")
@@ -111,8 +111,8 @@ def _owner(env: Environment) -> str | None:
 
 
 def _by_rank(env: Environment, job: Job, node_rank: int, why: MusterError) -> Task:
-    """The same without the file: PMI's sizes, and the scheduler's hosts if this one has its place in them."""
-    # Without PMI_SIZE, as with PALS_PMI=pmix, an address does not help: the file alone tells how many there are.
+    """The task without PALS's file: by PMI's sizes, and the scheduler's hosts if this host is among them."""
+    # Without PMI_SIZE, as with PALS_PMI=pmix, an address does not help: only the file has the number of processes.
     way = why.fix if "PMI_SIZE" in env else why.fix.removesuffix(f"; or {FIX_HOSTS}")
     read = Reader(env, f"make the file of its nodes visible: {way}")
     local_size = "PALS_LOCAL_SIZE" if "PALS_LOCAL_SIZE" in env else "PMI_LOCAL_SIZE"
@@ -129,10 +129,10 @@ _NODE = struct.Struct("<i64s")
 
 
 def parse_apinfo(data: bytes) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
-    """The content of an apinfo file: each node's name by PALS_NODEID, each process's node and place by PALS_RANKID.
+    """The content of an apinfo file: the nodes' names by PALS_NODEID; (node, local rank) of processes by PALS_RANKID.
 
     Raises:
-        ValueError: another version, a table outside of the file, a node or name that can't be; the message says which.
+        ValueError: an unknown version, a table outside of the file, an invalid node or name; the message says which.
     """
     if len(data) < _HEADER.size:
         raise ValueError(f"{len(data)} bytes are too few for a header")
@@ -157,7 +157,7 @@ def parse_apinfo(data: bytes) -> tuple[tuple[str, ...], tuple[tuple[int, int], .
 
 
 def _records(data: bytes, layout: struct.Struct, size: int, offset: int, count: int) -> list[tuple[Any, ...]]:
-    """The records of one table; they may be longer than what is known of them."""
+    """The records of one table, by the fields of `layout`; in the file they may be longer."""
     is_inside = size >= layout.size and offset >= _HEADER.size and offset + size * count <= len(data)
     if not (1 <= count <= hostlist.MAX_COUNT and is_inside):
         raise ValueError(f"{count} records of {size} bytes at {offset} do not fit into {len(data)} bytes")

@@ -1,12 +1,12 @@
-"""PBS Professional and OpenPBS: the job's nodes, and on which of them a task of pbsdsh is.
+"""PBS Professional and OpenPBS: the job's nodes, and this process's task of pbsdsh.
 
-The nodes are in a file, one line for each MPI process. It is not sorted: hosts may come in turns, and several chunks
-may lie on one host.
+The nodes are in a file, one line for each MPI process. It is not sorted: hosts may alternate, and several chunks may
+lie on one host.
 
-    PBS_JOBID=7.pbshead                            an array's job: 2[1].pbshead; NEC's NQSV: 0:7.nqsv, by node
+    PBS_JOBID=7.pbshead                            in an array 2[1].pbshead; in NEC's NQSV 0:7.nqsv, by node
     PBS_NODEFILE=/var/spool/pbs/aux/7.pbshead      pbsn1 pbsn1 pbsn2 pbsn2, a line each
     PBS_TASKNUM=20000001                           a task; the job script has 1. Neither this nor PBS_NODENUM is a rank.
-                                                   Torque counts a task in plain digits, from 2
+                                                   Torque's tasks have decimal numbers, from 2
 
 pbsdsh starts a task for each line of PBS_NODEFILE, pbs_tmrsh one on the host that it is given. A task has
 PATH=/bin:/usr/bin and starts in $HOME, whatever the job script has. On the job's first node it lacks PBS_NODEFILE.
@@ -79,21 +79,21 @@ def job(env: Environment) -> Job | None:
 
 
 def _launch(env: Environment, num_nodes: int | str) -> str:
-    """The line that starts `{command}` on each node, in the words of the mpiexec that is here."""
+    """The line that starts `{command}` once on each node, with the options of the mpiexec that is installed here."""
     path = shutil.which("mpiexec", path=env.get("PATH")) if env.is_live else None
     program = Path(path or "/").resolve()
-    # Debian's /usr/bin/mpiexec leads by /etc/alternatives to orterun. Elsewhere Open MPI 5 calls it mpirun or mpiexec.
+    # Debian's /usr/bin/mpiexec links by /etc/alternatives to orterun. Elsewhere Open MPI 5 names it mpirun or mpiexec.
     is_own = program.name in ("mpiexec", "mpirun") and program.with_name("ompi_info").is_file()
     if path is None or not (is_own or re.search("openmpi|orterun|prterun", str(program))):
         unbound = " --cpu-bind none" if "pals" in program.parts else ""  # /opt/cray/pals/1.8/bin/mpiexec
         return f"mpiexec -n {num_nodes} -ppn 1{unbound} {{command}}"
-    # To another node it takes only those variables that it is given. By default it binds a process to one core.
+    # Open MPI passes only the variables of -x options to other nodes. By default it binds a process to one core.
     carried = " ".join(f"-x {name}" for name in ("PATH", "PBS_JOBID", "PBS_ENVIRONMENT", "PBS_NODEFILE"))
     return f"mpiexec -n {num_nodes} --hostfile $PBS_NODEFILE --map-by ppr:1:node --bind-to none {carried} {{command}}"
 
 
 def _slots(read: Reader) -> dict[str, int]:
-    """The hosts in the order in which the file names them first, and how often it names each."""
+    """The number of lines of each host in the file of nodes, in the order of the hosts' first lines."""
     own = _own_node_file(read.env) if is_task(read.env) and not read.env.get("PBS_NODEFILE") else ""
     text = own or Reader(read.env, FIX_HOSTS).text_file("PBS_NODEFILE")
     lines = [(line.strip(), "1") for line in text.splitlines() if line.strip()]
@@ -101,7 +101,7 @@ def _slots(read: Reader) -> dict[str, int]:
 
 
 def _own_node_file(env: Environment) -> str:
-    """The content of the job's file of nodes where PBS keeps it; nothing where that can't be read.
+    """The content of the job's file of nodes in PBS's own folder; empty where that can't be read.
 
     Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSAdminGuide2022.1.pdf (pbs.conf, PBS_HOME)
     """
@@ -112,9 +112,9 @@ def _own_node_file(env: Environment) -> str:
 
 
 def _default_threads(env: Environment) -> str | None:
-    """OMP_NUM_THREADS where it is PBS's own value and no wish of the user.
+    """OMP_NUM_THREADS where PBS set it, and not the user; else None.
 
-    PBS sets it in every job, to the CPUs of a chunk or to what `ompthreads` asks for, and NCPUS to the same.
+    PBS sets it in every job, to the number of CPUs of a chunk or the value of `ompthreads`, and NCPUS to the same.
 
     Source: https://help.altair.com/2022.1.0/PBS%20Professional/PBSUserGuide2022.1.pdf (OMP_NUM_THREADS)
     """
@@ -124,18 +124,18 @@ def _default_threads(env: Environment) -> str | None:
 
 
 def _is_torques(env: Environment) -> bool:
-    """Whether Torque set the variables. Sites set its PBS_NUM_PPN in PBS, as MetaCentrum; NCPUS is of PBS alone."""
+    """Whether Torque set the variables. Sites of PBS, as MetaCentrum, set PBS_NUM_PPN too, but only PBS sets NCPUS."""
     return "PBS_NUM_PPN" in env and "NCPUS" not in env
 
 
 def is_task(env: Environment) -> bool:
-    """Whether PBS itself started this process, beside the job script."""
+    """Whether this process belongs to a task that PBS started beside the job script."""
     pattern = r"(?!1$)[0-9]{1,8}" if _is_torques(env) else r"[0-9A-Fa-f]{8}"
     return re.fullmatch(pattern, env.get("PBS_TASKNUM", "")) is not None
 
 
 def task(env: Environment, job: Job) -> Task | None:
-    """The task of PBS that this process is, or None for a job script and outside PBS.
+    """This process's task of pbsdsh, or None for a job script and outside PBS.
 
     Raises:
         MusterError: the job's nodes are not known here, or several tasks may be on this one.
