@@ -1,1 +1,1 @@
-"""What is known of a site: its profile in jobs/sites, the fabric's in jobs/fabrics, and which of them is this one."""
+"""The profiles of sites (jobs/sites) and of fabrics (jobs/fabrics), and the recognition of the current site."""

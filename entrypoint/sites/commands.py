@@ -37,7 +37,7 @@ def site(
         found = profiles.load_site(what)
         _show(what, found, ", ".join(recognise.evidence_for(profiles.path_of(what), env)) or None, as_json)
     else:
-        # Where launches are to take none, the question is still which it would be.
+        # MUSTER_SITE=off is for launches: here the site is shown all the same.
         wanted = env.get("MUSTER_SITE") or "auto"
         if here := recognise.here(env, LaunchOptions(site="auto" if wanted == "off" else wanted)):
             _show(here.name, here.site, here.why, as_json)
@@ -71,7 +71,7 @@ def print_list() -> None:
 
 
 def new_table(first: str, *headings: str) -> "Table":
-    """An empty table with these headings, whose long values go on in the next line."""
+    """An empty table with these headings, which wraps long values."""
     from rich import box, get_console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What a site's profile gives to a launch: defaults only. What the user set stays, and a line says so."""
+"""Defaults of a launch from its site's profile. What the user set stays, and a line says so."""
 
 import os
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ SOCKETS = "NCCL_SOCKET_IFNAME"
 
 
 def of(found: Recognised, num_nodes: int, env: Environment, options: LaunchOptions) -> tuple[LaunchOptions, Additions]:
-    """The options of a launch on `num_nodes`, with the site's where the user gave none, and what else it adds.
+    """The options of a launch on `num_nodes`, with the site's where the user gave none, and the site's additions.
 
-    The first note names the site, and what it gave.
+    The first note names the site and the values that it gave.
     """
     context = Context.here(num_nodes, env.is_live)
     with_site, of_network = _network(found.site, context, env, options) if num_nodes > 1 else (options, Additions())
@@ -37,7 +37,7 @@ def of(found: Recognised, num_nodes: int, env: Environment, options: LaunchOptio
 
 
 def _network(site: Site, context: Context, env: Environment, options: LaunchOptions) -> tuple[LaunchOptions, Additions]:
-    """The way to the other nodes."""
+    """The options with the site's address suffix and interface, and NCCL's variable for the interface."""
     notes: list[str] = []
     variables: dict[str, str] = {}
     suffix = value_of(site.network.address_suffix, context)
@@ -53,7 +53,7 @@ def _network(site: Site, context: Context, env: Environment, options: LaunchOpti
         notes.append(f"no interface here begins with {prefix}, as the site's do: in docker, --network=host")
     elif prefix:
         options = replace(options, interface=name)
-        # NCCL takes all interfaces with the prefix; gloo, and the ranks' meeting, one by its whole name.
+        # NCCL takes all interfaces with the prefix; gloo and the rendezvous take one, by its whole name.
         variables[SOCKETS] = prefix
     return options, Additions(variables, tuple(notes))
 
@@ -69,7 +69,7 @@ def interface(prefixes: str) -> str | None:
 
 
 def expanded(folder: str, env: Mapping[str, str]) -> str | None:
-    """`folder` with the variables of `env` in it, and no shell asked; None where one is not set, or empty."""
+    """`folder` with its variables replaced by those of `env`, without a shell; None where one is unset or empty."""
     names = [match[1] or match[2] for match in VARIABLE.finditer(folder)]
     if not all(env.get(name) for name in names):
         return None

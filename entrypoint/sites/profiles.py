@@ -1,7 +1,7 @@
 """The profiles of sites and fabrics, read from jobs/sites and jobs/fabrics, and checked.
 
-The schema says which keys there are and what they hold; the rules below say what a value of the right type may not be.
-A profile's values end up in job scripts, in variables and in messages: none may hold what ends a line.
+The schema has the keys and the types of their values; the rules below refuse invalid values of the right type. The
+values end up in job scripts, in variables and in messages: none may contain a line break.
 """
 
 import difflib
@@ -24,12 +24,12 @@ FABRICS = SITES.parent / "fabrics"
 P = TypeVar("P", Site, Fabric)
 
 _TIME_LIMIT = r"--time\b(?!-min)|walltime=|\bh_rt=|^-[tW] ?[0-9]+:"
-# Values that a container's command gets by --bind.
+# Keys of folders that a container's command gets by --bind.
 _BINDS = ("storage.scratch", "storage.node_local", "container.binds")
 
 
 class BadProfile(MusterError):
-    """A profile that can't be used, with what is wrong with it: one sentence each."""
+    """A profile that can't be used, with its problems: one sentence each."""
 
     def __init__(self, path: Path, problems: tuple[str, ...]) -> None:
         super().__init__(
@@ -46,18 +46,18 @@ def names_in(folder: Path) -> tuple[str, ...]:
 
 
 def path_of(name_or_path: str | Path, folder: Path = SITES) -> Path:
-    """The file of a site's profile: whatever has a slash in it, or ends with .toml, is a path."""
+    """The file of a site's profile, by its name in `folder`, or by a path: with a slash in it, or .toml at its end."""
     text = str(name_or_path)
     return Path(text) if "/" in text or text.endswith(".toml") else folder / f"{text}.toml"
 
 
 def load_site(name_or_path: str | Path, folder: Path = SITES, fabrics: Path = FABRICS) -> Site:
-    """The profile of that name in `folder`, or in that file, and nothing wrong with it.
+    """The valid profile of that name in `folder`, or in that file.
 
     Args:
         name_or_path: as for `path_of`.
-        folder: of the sites' profiles.
-        fabrics: the folder of those that it may extend.
+        folder: the folder of the sites' profiles.
+        fabrics: the folder of the fabrics that it may extend.
 
     Raises:
         MusterError: there is none, or it is no valid profile.
@@ -69,7 +69,7 @@ def load_site(name_or_path: str | Path, folder: Path = SITES, fabrics: Path = FA
 
 
 def load_fabric(name: str, folder: Path = FABRICS) -> Fabric:
-    """The fabric's profile of that name, and nothing wrong with it.
+    """The valid profile of the fabric of that name.
 
     Raises:
         MusterError: there is none, or it is no valid profile.
@@ -85,7 +85,7 @@ def fabrics(folder: Path = FABRICS) -> Mapping[str, Fabric]:
 
 
 def libraries(site: Site | None, fabric: Fabric, context: Context) -> Libraries:
-    """The host's libraries to take in a context: what the site sets, and the fabric's where it sets none."""
+    """The host's libraries to take in a context: each value is the site's, or the fabric's where the site has none."""
     found = msgspec.structs.asdict(fabric.libraries)
     if site is not None:
         found |= {name: fact for name, fact in msgspec.structs.asdict(site.libraries).items() if fact is not None}
@@ -93,7 +93,7 @@ def libraries(site: Site | None, fabric: Fabric, context: Context) -> Libraries:
 
 
 def variables(site: Site | None, fabric: Fabric, context: Context) -> dict[str, str]:
-    """The variables of both whose conditions hold; the site's win."""
+    """The site's and the fabric's variables whose conditions hold; the site's take precedence."""
     return resolve(fabric.variables, context) | (resolve(site.variables, context) if site else {})
 
 
@@ -149,7 +149,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _wrong(key: str, text: str) -> str | None:
-    """What is wrong with a text of a value, or None."""
+    """The problem with a `text` in the value of `key`, or None."""
     if not text.strip() and not key.startswith("variables."):
         return "is empty: leave out what is not known"
     if key == "launch.directives" and text.startswith("#"):
