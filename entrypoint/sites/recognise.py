@@ -1,6 +1,6 @@
-"""Which site this is, by the names and variables that its profile tells.
+"""Recognition of the current site, by the cluster names, host names and variables in the profiles.
 
-Every launch asks this, so only the head of each profile is read: the lines before its first table.
+Every launch does this, so only the head of each profile is parsed: the lines before its first table.
 """
 
 import fnmatch
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 SITES = JOBS / "sites"
 
-# A variable in a folder, as a shell reads it.
+# A variable in a folder's path, as in a shell.
 VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 
 # No such file, no UTF-8, no TOML, a number of thousands of digits, thousands of brackets.
 UNREADABLE = (OSError, ValueError, RecursionError)
 
-# Slurm's and Grid Engine's names for the cluster; LSF and PBS tell a job none.
+# Slurm's and Grid Engine's variables with the cluster's name; LSF and PBS have none.
 CLUSTER = ("SLURM_CLUSTER_NAME", "SGE_CLUSTER_NAME")
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """A site, and why it is this one.
+    """The current site, with the evidence for it.
 
     Attributes:
-        name: the profile's, or the path of its file.
-        why: what told: SLURM_CLUSTER_NAME=juwels, host jwb0001.juwels, --site=juwels-booster.
+        name: the profile's name, or the path of its file.
+        why: the evidence: SLURM_CLUSTER_NAME=juwels, host jwb0001.juwels, --site=juwels-booster.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Recognised:
 
 
 def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Recognised | None:
-    """The site that `env` is of, or that the user named; None where nothing tells, or none is wanted.
+    """The site that the user named, or to which `env` belongs; None where no profile matches, or with --site off.
 
-    What decides on a site's fabric takes `.site` of this: its `extends`, `libraries` and `variables`.
+    The choice of the fabric uses `extends`, `libraries` and `variables` of its `.site`.
 
     Raises:
         MusterError: there is no such profile, one can't be read or used, or two match equally well.
@@ -64,7 +64,7 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
             seen = why if refusal.seen == options.site else f"{why}: {refusal.seen}"
             raise MusterError(refusal.wrong, seen=seen, fix=refusal.fix) from None
     found = {path.stem: evidence_for(path, env) for path in sorted(folder.glob("*.toml"))}
-    # The more tells that it is a site, the more specific that is.
+    # The profile with the most evidence is the most specific.
     if not (most := max(map(len, found.values()), default=0)):
         return None
     best = {name: whys for name, whys in found.items() if len(whys) == most}
@@ -77,10 +77,10 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
 
 
 def check(found: Recognised | None) -> None:
-    """Returns if the image runs at this site.
+    """Refuses a site at which this image does not run.
 
     Raises:
-        MusterError: it does not; the error tells why.
+        MusterError: it does not run there; the error has the profile's reason.
     """
     if found is not None and found.site.refused is not None:
         refused = found.site.refused
@@ -90,13 +90,13 @@ def check(found: Recognised | None) -> None:
 
 
 def evidence_for(path: Path, env: Environment) -> tuple[str, ...]:
-    """What tells that `env` is of the site with the profile at `path`; empty where it is not.
+    """The evidence that `env` belongs to the site with the profile at `path`; empty where there is none.
 
     Raises:
-        MusterError: it can't be read.
+        MusterError: the profile can't be read.
     """
     try:
-        # Not checked by the schema: only the site that matches is worth its time.
+        # Not checked against the schema, which takes time: only the profile that matches is.
         recognise = tomllib.loads(head(path.read_text(encoding="utf-8-sig"))).get("recognise", {})
         return tuple(map(one_line, _whys({kind: fact["value"] for kind, fact in recognise.items()}, env)))
     except (*UNREADABLE, AttributeError, KeyError, TypeError) as reason:
@@ -112,7 +112,7 @@ def head(text: str) -> str:
 
 
 def _whys(wanted: Mapping[str, Any], env: Environment) -> Iterator[str]:
-    """What tells that `env` is of the site that has these patterns; nothing where it is not."""
+    """The evidence that `env` belongs to the site with the patterns `wanted`."""
     for name in CLUSTER:
         if _is_like(env.get(name), wanted.get("cluster", ())):
             yield f"{name}={env[name]}"
@@ -122,7 +122,7 @@ def _whys(wanted: Mapping[str, Any], env: Environment) -> Iterator[str]:
     if any(_is_like(name, wanted.get("hosts", ())) for name in (host, host.partition(".")[0])):
         yield f"host {host}"
     variables = wanted.get("variables", {})
-    # All of them: one alone may be another machine's of the same centre too.
+    # All of them have to match: one alone may be set on another machine of the same centre too.
     if variables and all(_is_like(env.get(name), [pattern]) for name, pattern in variables.items()):
         for name in variables:
             yield f"{name}={env[name]}"

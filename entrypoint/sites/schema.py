@@ -1,7 +1,7 @@
-"""The shape of a profile: what may stand in jobs/sites/SITE.toml and jobs/fabrics/FABRIC.toml, and when it holds.
+"""The schema of profiles, jobs/sites/SITE.toml and jobs/fabrics/FABRIC.toml, and the conditions on their values.
 
-Each value tells where it was read. What nobody could find out is left out: it is found on the spot. What each key of a
-site means is told in docs/sites.md.
+Each value has a source. A value that nobody could find out is left out: it is detected at the start. docs/sites.md
+explains each key of a site.
 """
 
 import re
@@ -22,7 +22,7 @@ STATUS: Mapping[Status, str] = {
     "documented": "as the centre describes it, not tried",
     "verified": "seen to work there",
 }
-"""What each says of a profile."""
+"""The meaning of each status of a profile."""
 
 
 T = TypeVar("T")
@@ -33,11 +33,11 @@ MEANINGS = {
     "`array`": "a list",
     "Invalid RFC3339 encoded date": "Expected a day, such as 2026-01-31",
 }
-"""What an error says for people in the place of msgspec's words."""
+"""Plain words for errors, by the words of msgspec that they replace."""
 
 
 def _matching(pattern: str, meaning: str) -> msgspec.Meta:
-    """A pattern for the whole of a text, and what an error says of it."""
+    """A pattern that a whole text has to match, with the `meaning` that errors give for it."""
     whole = rf"\A(?:{pattern})\Z"
     MEANINGS[f"`str` matching regex {whole!r}"] = meaning
     return msgspec.Meta(pattern=whole)
@@ -62,7 +62,7 @@ GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table of which every key is known: a misspelt one is an error."""
+    """A table without other keys than its fields: a misspelt key is an error."""
 
 
 class Source(_Table, frozen=True):
@@ -73,14 +73,14 @@ class Source(_Table, frozen=True):
 
 
 class When(_Table, frozen=True):
-    """A condition on the job's nodes and on the GPU's name; all that is given has to hold."""
+    """A condition on the job's number of nodes, on the GPU's name or on both: all that is given has to hold."""
 
     nodes: Range | None = None
     gpu: Annotated[str, _matching(r".*\S.*", "a part of a GPU's name")] | None = None
 
 
 class Fact(_Table, Generic[T], frozen=True):
-    """A value, the key in `sources` of where it was read, and when it holds."""
+    """A value, the key of its source in `sources`, and the condition under which it holds."""
 
     value: T
     source: Line
@@ -95,7 +95,7 @@ Number = Fact[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 class Recognise(_Table, frozen=True):
-    """What tells that this is the site: one of the three is enough. Patterns as in `fnmatch`, of whole names.
+    """The evidence for this site, of which one kind is enough: patterns as in `fnmatch`, of whole names.
 
     These keys stand before a profile's first table: `recognise.hosts = {value = ["jwb*"], source = "docs"}`.
     """
@@ -106,7 +106,7 @@ class Recognise(_Table, frozen=True):
 
 
 class Nodes(_Table, frozen=True):
-    """What a node has: GPUs and CPU cores that a job may use, and the memory to ask for in GiB."""
+    """A node's GPUs and CPU cores that a job may use, the GPUs' name, and the memory to ask for in GiB."""
 
     gpus: Number | None = None
     gpu: Text | None = None
@@ -126,7 +126,7 @@ class Launch(_Table, frozen=True):
 
 
 class Network(_Table, frozen=True):
-    """What a host's fabric address has after its name, and the interfaces for NCCL and gloo, by prefix."""
+    """The suffix that makes a host's name its address on the fabric; the prefix of interfaces for NCCL and gloo."""
 
     address_suffix: Word | None = None
     interface: Word | None = None
@@ -142,7 +142,7 @@ class Container(_Table, frozen=True):
 
 
 class Storage(_Table, frozen=True):
-    """Folders, as a shell reads them ($SCRATCH/...): for runs, on the node's own disk; and hints for people."""
+    """Folders, with variables as in a shell ($SCRATCH/...): for runs, on the node's own disk; and hints for users."""
 
     scratch: Text | None = None
     node_local: Text | None = None
@@ -154,11 +154,11 @@ class Libraries(_Table, frozen=True):
 
     Attributes:
         plugins: file names of NCCL's network plugin, the best first.
-        roots: sonames that are needed whether or not something names them.
-        search: folders of the host, before those that its loader looks in; `*` allowed.
-        host_wins: sonames that have to be the host's though the image has them too.
-        sets: sonames and folders that come all from the host, or all from the image.
-        files: further files and folders of the host, at their own place in the container.
+        roots: sonames that are needed even if no library names them.
+        search: folders of the host that are searched before those of its loader; `*` allowed.
+        host_wins: sonames that have to be the host's even if the image has them too.
+        sets: groups of sonames and folders: those of a group come all from the host, or all from the image.
+        files: further files and folders of the host, under the same path in the container.
     """
 
     plugins: Words | None = None
@@ -173,9 +173,9 @@ class Devices(_Table, frozen=True):
     """Device files and folders of the host that a container needs, `*` allowed.
 
     Attributes:
-        recognise: one of them tells that this host has the fabric.
-        needed: what docker and podman have to be given, as far as it is there.
-        folders: folders to be bound, as far as they are there.
+        recognise: any one of these shows that the host has the fabric.
+        needed: devices that docker and podman have to be given, where they exist.
+        folders: folders to be bound, where they exist.
     """
 
     recognise: Words | None = None
@@ -187,7 +187,7 @@ class Fabric(_Table, frozen=True):
     """A fabric's profile.
 
     Attributes:
-        is_rdma: whether TCP in its place would be a silent fall back.
+        is_rdma: whether it has RDMA, so that TCP in its place would be a silent fallback.
         net: NCCL_NET's value on several nodes, where it is not the plugin's own name.
     """
 
@@ -241,14 +241,14 @@ def facts(profile: Any, key: str = "") -> Iterator[tuple[str, Fact[Any]]]:
 
 @dataclass(frozen=True)
 class Context:
-    """What conditions ask for: the job's number of nodes, and the GPU's name, None where it is not known."""
+    """The values that conditions are checked against: the job's number of nodes; the GPU's name, None if unknown."""
 
     nodes: int
     gpu: str | None = None
 
     @classmethod
     def here(cls, num_nodes: int, is_live: bool = True, gpus: Path = GPUS) -> "Context":
-        """The context of a launch on `num_nodes`, with this node's first GPU by its driver where that may be asked.
+        """The context of a launch on `num_nodes`; if `is_live`, with the name of this node's first GPU by its driver.
 
         Source: https://download.nvidia.com/XFree86/Linux-x86_64/550.54.14/README/procinterface.html
         """
@@ -259,7 +259,7 @@ class Context:
 
 
 def holds(when: When | None, context: Context) -> bool:
-    """Whether all of `when` holds; what asks for something that is not known does not."""
+    """Whether all of `when` holds; a condition on an unknown GPU does not."""
     if when is None:
         return True
     bounds = re.findall(r"([<>!=]+) ?([0-9]+)", when.nodes or "")
@@ -268,7 +268,7 @@ def holds(when: When | None, context: Context) -> bool:
 
 
 def value_of(fact: Fact[T] | None, context: Context) -> T | None:
-    """The value, or None without one whose condition holds."""
+    """The value of `fact`, or None where there is no fact or its condition does not hold."""
     return fact.value if fact is not None and holds(fact.when, context) else None
 
 
