@@ -66,8 +66,7 @@ class Reader:
         """The content of the file that `name` names.
 
         Raises:
-            MusterError: the variable is not set, or the file can't be read here: then the error's `fix` has the option
-                that shows it to a container.
+            MusterError: it can't be read here; the error's `fix` has the option that shows it to a container.
         """
         return self._file(name, bytes.decode, str)
 

@@ -179,10 +179,7 @@ def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, *,
 
 
 def _check_number(env: Environment, job: Job, name: str, node_rank: int, num_nodes: int | None) -> None:
-    """Refuses a MUSTER_NODE_RANK of another host, and a node rank that several tasks of one node were given.
-
-    All nodes may have inherited one MUSTER_NODE_RANK; --node-rank $SLURM_NODEID is the same in all tasks of a node.
-    """
+    """Refuses a MUSTER_NODE_RANK of another host, or a node rank ($SLURM_NODEID) that several tasks of a node share."""
     source, is_variable = f"{name}={node_rank}", name == "MUSTER_NODE_RANK"
     fix = "give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set"
     own = Reader(env, fix).own_index(job.hosts, source) if is_variable else None
@@ -328,10 +325,9 @@ def _num_unused(job: Job, task: Task) -> int:
 
 
 def _check_all_nodes(env: Environment, options: LaunchOptions, job: Job, task: Task, *, is_single: bool) -> None:
-    """Refuses a launch on fewer nodes than the job has, unless --nnodes asks for that number.
+    """Refuses a launch on fewer nodes than the job has, by counts that may be left over, unless --nnodes confirms them.
 
-    It does so where only the launcher's own counts say so, which may be left over; and, except for a single process,
-    where the user's own variables contradict the step's, as in a loop over the nodes with
+    And, except for a single process, where the user's own variables contradict the step's, as in a loop over the nodes:
     NNODES=2 NODE_RANK=1 srun --nodes=1 --nodelist=node02 train ddp
     """
     is_looped = "NODE_RANK" in env and not is_single

@@ -98,8 +98,7 @@ def job(env: Environment) -> Job | None:
     alike = "SLURM_NTASKS" in env and re.fullmatch(r"([0-9]{1,6})(\(x[0-9]+\))?", env.get("SLURM_TASKS_PER_NODE", ""))
     if not groups and alike and (cores := whole_number(env.get("SLURM_CPUS_PER_TASK", ""))):
         which += f" --cpus-per-task={cores * int(alike[1])}"
-    # srun inherits sbatch's options. With GPUs requested by task, one task a node would get only its own GPUs, or be
-    # refused: srun then starts the job's own tasks.
+    # srun inherits sbatch's options. With GPUs by task, one task a node would get only a task's GPUs, or be refused.
     by_gpu = {"SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU"} & env.keys()
     is_bare = (by_gpu or "gres/gpu" in env.get("SLURM_TRES_PER_TASK", "")) and not groups and "SLURM_STEP_ID" not in env
     srun = "srun" if "ALL" in env.get("SLURM_EXPORT_ENV", "ALL").split(",") else "srun --export=ALL"
@@ -210,8 +209,7 @@ def task(env: Environment, job: Job) -> Task | None:
     is_listed = ranks is None or (len(ranks) == on_node and ranks[local_rank] == str(rank))
     names = ("SLURM_GTIDS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
     agree(is_listed, "the ranks on this node", *names)
-    # The ranks meet on the first node. Only a hostfile's order puts rank 0 elsewhere; without SLURM_DISTRIBUTION only
-    # rank 0 itself can see that.
+    # The ranks meet on the first node. Only a hostfile puts rank 0 elsewhere, and rank 0 may be the only one to see it.
     if max(tasks_per_node) > 1 and (env.get("SLURM_DISTRIBUTION") == "arbitrary" or (rank == 0 and node_rank != 0)):
         raise MusterError(
             "the tasks were placed by hand, so that rank 0 need not be on the first node, where the ranks would meet",
