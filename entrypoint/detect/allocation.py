@@ -85,7 +85,7 @@ class Task:
     """The place of this process among those that its launcher started.
 
     Attributes:
-        launcher: its name: srun, openmpi, pbsdsh...; `local` where no launcher started this process.
+        launcher: its name: srun, openmpi, pbsdsh...; `manual` or `local` where no launcher started this process.
         node_rank: the index of this node in the launch, from 0.
         local_rank: the index of this process among the launch's processes on this node, from 0.
         rank: the index of this process among all processes of the launch, from 0.
@@ -126,12 +126,12 @@ class Task:
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes the launch has."""
+        """The number of nodes in the launch."""
         return len(self.tasks_per_node)
 
     @property
     def tasks_on_node(self) -> int:
-        """How many processes the launcher started on this node."""
+        """The number of processes that the launcher started on this node."""
         return self.tasks_per_node[self.node_rank]
 
 
@@ -153,13 +153,13 @@ class Allocation(Task):
     """The place of this process in its job: its task, and the job around it.
 
     Attributes:
-        job: the scheduler's job, or NO_SCHEDULER. The launch uses this class's own `scheduler`, `job_id` and `attempt`.
+        job: the scheduler's job, or NO_SCHEDULER. A launch uses the allocation's own `scheduler`, `job_id`, `attempt`.
         mode: `agent`: one process a node, which starts the node's ranks by torchrun; `worker`: the launcher has
             started one process for each rank; `single`: a world of one rank.
         rank: this process's rank in worker and single mode; in agent mode that of its first worker.
-        ranks_per_node: how many ranks each node runs, by node rank.
+        ranks_per_node: the number of ranks that each node runs, by node rank.
         hosts: empty where only their number is known.
-        gpus_seen: how many GPUs this process may use.
+        gpus_seen: the number of GPUs that this process may use.
         rejected: one line for each other scheduler and launcher whose variables are set, with why it was ruled out.
     """
 
@@ -189,7 +189,7 @@ class Allocation(Task):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are on all nodes."""
+        """The number of ranks on all nodes."""
         return sum(self.ranks_per_node)
 
     def of_tasks(self) -> "Allocation":
@@ -200,5 +200,5 @@ class Allocation(Task):
 
     @property
     def nproc_per_node(self) -> int:
-        """How many ranks this node runs."""
+        """The number of ranks that this node runs."""
         return self.ranks_per_node[self.node_rank]

@@ -158,7 +158,7 @@ def _names_of_pods(env: Environment, rank: int, num_pods: int) -> tuple[tuple[st
 
 def _of_volcano(read: Reader) -> Task:
     env = read.env
-    # The master's task comes first, whatever its name: MASTER_ADDR of Volcano's PyTorch plugin is the pod of index 0.
+    # The master's task comes first, whatever its name: MASTER_ADDR of Volcano's PyTorch plugin is its pod of index 0.
     master = env.get("MASTER_ADDR", "")
     names = sorted(
         (name for name in env if _HOSTS_OF_VOLCANO.fullmatch(name)),

@@ -55,7 +55,7 @@ def job(env: Environment) -> Job | None:
     read = Reader(env, FIX_JOB)
     job_id = str(read.identifier("LSB_JOBID"))
     index = read.optional("LSB_JOBINDEX")
-    # LSF only says that a run is not the first; our job script counts, so that no attempt reads the keys of another.
+    # LSF only says that a run is not the first; our job script counts, so no attempt reads another's rendezvous keys.
     counted = read.optional("MUSTER_ATTEMPT")
     slots, problem = slots_or_problem(lambda: _slots(read))
     source = read.seen("LSB_MCPU_HOSTS") if slots else "no list of hosts"

@@ -101,7 +101,7 @@ def task(env: Environment, job: Job) -> Task | Rejected | None:
 
 def _owner(env: Environment) -> str | None:
     """The launcher other than PALS that set PALS's variables, here or in the step that submitted this job; or None."""
-    # Slurm's value is the numbers of job and step, PALS's own is a UUID.
+    # Slurm's value is JOB.STEP, two numbers; PALS's own is a UUID.
     if "SLURM_JOB_ID" in env and re.fullmatch(r"[0-9]+\.[0-9]+", env.get("PALS_APID", "")):
         return "srun"
     folder = env.get("FLUX_JOB_TMPDIR")

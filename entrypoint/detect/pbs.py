@@ -124,7 +124,7 @@ def _default_threads(env: Environment) -> str | None:
 
 
 def _is_torques(env: Environment) -> bool:
-    """Whether Torque set the variables. Sites of PBS, as MetaCentrum, set PBS_NUM_PPN too, but only PBS sets NCPUS."""
+    """Whether Torque set the variables. Sites of PBS (MetaCentrum) set PBS_NUM_PPN too, but only PBS sets NCPUS."""
     return "PBS_NUM_PPN" in env and "NCPUS" not in env
 
 

@@ -47,11 +47,11 @@ class Reader:
         return found
 
     def identifier(self, name: str, field: str | None = None) -> int:
-        """As `number`, up to MAX_ID, for the id of a job or a step."""
+        """The value of `name`, the id of a job or a step: a `number` up to MAX_ID."""
         return self.number(name, field, most=hostlist.MAX_ID)
 
     def optional(self, name: str, field: str | None = None) -> int | None:
-        """As `number`, or None without the variable."""
+        """The value of `name` as a `number`, or None where it is not set."""
         return self.number(name, field) if name in self.env else None
 
     def hosts(self, name: str, field: str | None = None) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ class Reader:
         return self._file(name, bytes.decode, str)
 
     def binary_file(self, name: str) -> bytes:
-        """The same as bytes; a recording has them in hexadecimal digits."""
+        """The content of that file as bytes; a recording has them in hexadecimal digits."""
         return self._file(name, bytes, bytes.fromhex)
 
     def slots(self, pairs: Iterable[tuple[str, str]], wrong: str, *names: str) -> dict[str, int]:

@@ -66,7 +66,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Source(_Table, frozen=True):
-    """Where something was read: `url`, and the day on which it was `read`."""
+    """The source of values: its `url`, and the day on which it was `read`."""
 
     url: Url
     read: date
@@ -115,7 +115,7 @@ class Nodes(_Table, frozen=True):
 
 
 class Launch(_Table, frozen=True):
-    """How a job is asked for and started."""
+    """The options that request a job, and those that start its processes."""
 
     partition: Word | None = None
     account: Fact[bool] | None = None
@@ -133,7 +133,7 @@ class Network(_Table, frozen=True):
 
 
 class Container(_Table, frozen=True):
-    """How a container is started there."""
+    """The command, modules, options and binds that start a container at the site."""
 
     command: Word | None = None
     modules: Words | None = None
