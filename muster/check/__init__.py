@@ -1,1 +1,1 @@
-"""Programs that look at the place where training runs: each is started in a process of its own, and can print JSON."""
+"""Programs that check or measure the machines for a training: each runs in its own process, and can print JSON."""

@@ -1,4 +1,4 @@
-"""`python -m muster.check doctor OPTIONS`, or bench: one rank of a check of all nodes, or of a measurement."""
+"""One rank of `muster doctor` or `muster bench`: `python -m muster.check doctor OPTIONS`, or bench."""
 
 import os
 import sys
@@ -20,11 +20,11 @@ OPTIONS = {"doctor": DoctorOptions, "bench": BenchOptions}
 def main() -> None:
     name, *argv = sys.argv[1:]
     if not os.environ.get("MUSTER_DEBUG"):
-        # The notes of torch's C++ side are nothing that a user can act on.
+        # A user can't act on the warnings of torch's C++ code.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with interruption.command(f"muster {name}"):
         options = parse(name, argv)
-    # Here and not above: a misspelt option must not wait for torch.
+    # Not imported above, so that a misspelt option is reported before torch is loaded.
     with notify_if_slow("loading PyTorch", is_shown=not interruption.current.is_silent):
         program = import_module(f"muster.check.{name}.run")
 
@@ -33,10 +33,10 @@ def main() -> None:
 
 
 def parse(name: str, argv: Sequence[str]) -> DoctorOptions | BenchOptions:
-    """The options of `muster NAME` that `argv` stands for.
+    """The options of `muster NAME`, parsed from `argv`.
 
     Raises:
-        MusterError: it stands for none. The launcher, which has read the same words, says which one is wrong.
+        MusterError: an option or a value is not valid. The launcher, which parses the same arguments, names it.
     """
     if (options := from_argv(argv, OPTIONS[name])) is None:
         fix = f"muster {name} --help lists what there is"

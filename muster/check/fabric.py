@@ -1,7 +1,7 @@
-"""What NCCL will find here, by `python -P -m muster.check.fabric [--json]`; 1 where something is not as it has to be.
+"""Checks the networks that NCCL can use here: `python -P -m muster.check.fabric [--json]`; exits with 1 on a failure.
 
-NCCL itself falls back to TCP with a line that only NCCL_DEBUG=INFO shows. So its plugin is opened as NCCL opens it,
-libfabric is asked for its providers and libibverbs for its devices, in the environment that a run gets.
+NCCL falls back to TCP with a message that only NCCL_DEBUG=INFO shows. So this check opens NCCL's plugin as NCCL does,
+and asks libfabric for its providers and libibverbs for its devices, in the environment that a run gets.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from muster.check import versions
 from muster.errors import one_line
 from muster.variables import LaunchVariable
 
-# The versions of the plugin's table that NCCL may look for, the newest first.
+# The symbols under which NCCL may look for a plugin's table of functions, the newest version first.
 # Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
 TABLES = [f"ncclNetPlugin_v{number}" for number in range(14, 2, -1)]
 
@@ -28,10 +28,10 @@ BUILT_IN = ("ib", "socket")
 DEVICES = ("/dev/infiniband/uverbs*", "/dev/cxi*")
 
 PROVIDERS = {"slingshot": "cxi", "efa": "efa"}
-"""What libfabric has to send by, by the fabric that the launch found."""
+"""The libfabric provider that NCCL's plugin needs, by the name of the fabric that the launch found."""
 
 ENOUGH = 4 * 2**30
-"""Bytes that are enough to lock: UCX asks for half a GiB, and NCCL registers 4 MiB for each channel and peer.
+"""A sufficient limit of locked memory, in bytes: UCX asks for half a GiB, NCCL registers 4 MiB a channel and peer.
 
 Source: https://github.com/openucx/ucx/blob/master/src/ucs/config/global_opts.c (UCX_MEMLOCK_LIMIT)
 Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-buffsize
@@ -40,13 +40,13 @@ Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-
 
 @dataclass(frozen=True)
 class Row:
-    """What was asked, and the answer.
+    """The result of one check.
 
     Attributes:
         about: plugin, libfabric, verbs, devices, memory or nccl.
-        is_good: False where a run would fail, or fall back to TCP; None where it need not matter.
-        says: the answer, or the loader's own words.
-        values: what the answer names: providers, devices, the library's path.
+        is_good: False where a run would fail, or fall back to TCP; None where it may not matter.
+        says: the result in words, or the loader's error message.
+        values: the names in the result: providers, devices, the library's path.
     """
 
     about: str
@@ -56,9 +56,9 @@ class Row:
 
 
 def plugin() -> Row:
-    """Whether NCCL's network plugin opens, and whether it is the network that NCCL_NET asks for.
+    """Checks that NCCL's network plugin opens, and that it is the network that NCCL_NET asks for.
 
-    Of several, NCCL takes the first that does.
+    If NCCL_NET_PLUGIN lists several plugins, NCCL takes the first that opens and is that network.
 
     Source: https://github.com/NVIDIA/nccl/blob/master/src/plugin/net.cc
     """
@@ -71,8 +71,8 @@ def plugin() -> Row:
 
 
 def _opened(name: str, wanted: str) -> Row:
-    """What became of the plugin `name`, where NCCL is `wanted` to use that network, or any."""
-    # A word stands for a file too. Source: https://github.com/NVIDIA/nccl/blob/master/src/plugin/plugin_open.cc
+    """The check of the plugin `name`; `wanted` is the network that NCCL_NET asks for, empty for any."""
+    # `ofi` stands for libnccl-net-ofi.so. Source: https://github.com/NVIDIA/nccl/blob/master/src/plugin/plugin_open.cc
     file = name if "/" in name or ".so" in name else f"libnccl-net-{name}.so" if name else "libnccl-net.so"
     try:
         library = ctypes.CDLL(file, mode=os.RTLD_NOW | os.RTLD_LOCAL)
@@ -92,7 +92,7 @@ def _opened(name: str, wanted: str) -> Row:
 
 
 def providers() -> Row:
-    """What libfabric can send by.
+    """Asks libfabric for its providers, and checks that the one for the fabric is among them.
 
     Source: https://ofiwg.github.io/libfabric/main/man/fi_getinfo.3.html
     """
@@ -147,7 +147,7 @@ def verbs() -> Row:
 
 
 def devices() -> Row:
-    """Whether the fabric's device files are here, and this user may open them."""
+    """Checks that this user may open the fabric's device files, and that InfiniBand adapters have such files."""
     paths = sorted(path for pattern in DEVICES for path in glob.glob(pattern))
     if closed := [path for path in paths if not os.access(path, os.R_OK | os.W_OK)]:
         return Row("devices", False, f"this user may not open {', '.join(closed)}", tuple(paths))
@@ -157,7 +157,7 @@ def devices() -> Row:
 
 
 def memory() -> Row:
-    """How much memory this user may lock: RDMA registers it."""
+    """Checks how much memory this user may lock: RDMA locks the memory that it registers."""
     if (limit := resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]) == resource.RLIM_INFINITY:
         return Row("memory", True, "any amount may be locked")
     needed = any(glob.glob(pattern) for pattern in DEVICES)
@@ -177,7 +177,7 @@ ALL = (plugin, providers, verbs, devices, memory, nccl)
 
 
 def main(argv: list[str]) -> int:
-    """Prints the answers as they come, so that the last one tells what ended this process; 1 where one is bad."""
+    """Prints the results, as text one by one: after a crash the last line shows where; returns 1 if one is bad."""
     rows: list[Row] = []
     for ask in ALL:
         row = ask()
@@ -191,7 +191,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    interruption.start("muster fabric check", is_silent=True)  # the launcher, which waits for it, prints the line
+    interruption.start("muster fabric check", is_silent=True)  # the launcher, which waits, prints the message
     with interruption.command("muster fabric check"):
         code = main(sys.argv[1:])
     sys.exit(code)

@@ -12,7 +12,7 @@ WAIT = option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1,
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """What `muster doctor` looks at, and how it answers."""
+    """The options of `muster doctor`: what it checks, and how it prints the result."""
 
     quick: Annotated[bool, option("--quick", help="Only what takes seconds, as for --preflight.", panel=WHAT)] = False
     checkpoint_dir: Annotated[str, option("--checkpoint-dir", help="The folder for checkpoints.", panel=WHAT)] = "runs"
@@ -23,7 +23,7 @@ class DoctorOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """What `muster bench` measures, and what it holds the figures against."""
+    """The options of `muster bench`: what it measures, and the baseline that it compares the figures with."""
 
     collectives: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""How the ranks of doctor and bench meet, exchange answers, and end with one exit code."""
+"""Functions that doctor and bench share: they connect the ranks, exchange results and end with one exit code."""
 
 import os
 import signal
@@ -18,17 +18,17 @@ from muster.units import plural
 from muster.variables import RankReport
 
 ALL_PAIRS_UP_TO = 32
-"""Up to so many nodes each one is paired with each other one."""
+"""The largest number of nodes for which each node is paired with every other one."""
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "-": "dim"}
-"""How the word of an answer is shown."""
+"""The style, in rich's notation, in which each verdict is printed."""
 
 
 def join(timeout_s: int) -> World:
-    """This rank, connected to the store of all ranks, with the hosts of all of them. A rank alone has a store too.
+    """The world of this rank, connected to the store of all ranks, with their hosts. A single rank has a store too.
 
     Raises:
-        RanksMissing: not all came within `timeout_s`.
+        RanksMissing: a rank did not connect within `timeout_s`, or died.
         MusterError: rank 0 can't be reached, or its port is taken.
     """
     world = read_environment(os.environ, timeout_s)
@@ -37,11 +37,11 @@ def join(timeout_s: int) -> World:
 
 
 def with_device(world: World, wanted: str, backend: str = "auto") -> World:
-    """`world` with its device and backend, as `--device` and `--backend` want them. To be called on all ranks.
+    """`world` with the device and backend that `--device` and `--backend` ask for. To be called on all ranks.
 
     Raises:
-        SharedFault: on all ranks alike: a GPU is missing, or is another rank's too, or the backend is; or ranks have
-            different kinds of devices.
+        SharedFault: on all ranks: a GPU is missing or is also another rank's, the backend is missing or does not work
+            on the device, or the ranks have different kinds of devices.
     """
     kind = "cpu" if backend == "gloo" and wanted == "auto" else wanted
     world = replace(world, device=faults.agree(world, lambda: device_for(world, kind)))
@@ -50,19 +50,20 @@ def with_device(world: World, wanted: str, backend: str = "auto") -> World:
 
 
 def leads_host(world: World) -> bool:
-    """Whether this is the first rank of its host, which answers for the host."""
+    """Whether this is the first rank of its host, which reports for the host."""
     return world.hosts.index(world.host) == world.rank
 
 
 def gather_hosts(world: World, value: Any) -> list[Any]:
-    """`value` of the first rank of each host, by rank; the other ranks' counts for nothing. See `World.gather`."""
+    """`value` of the first rank of each host, in order of rank; other ranks' values are ignored. See `World.gather`."""
     return [one for one in world.gather(value if leads_host(world) else None) if one is not None]
 
 
 def partners(node: int, num_nodes: int) -> list[int]:
-    """The nodes that `node` is paired with: all others, or of many nodes those 1, 2, 4, 8... places away, both ways.
+    """The indices of the nodes that `node` is paired with.
 
-    So each node is connected to each other one by no more than log2 n of them.
+    These are all others; above ALL_PAIRS_UP_TO nodes, those at a distance of 1, 2, 4, 8... in both directions: then at
+    most log2(num_nodes) pairs lead from each node to every other one.
     """
     if num_nodes <= ALL_PAIRS_UP_TO:
         return [other for other in range(num_nodes) if other != node]
@@ -71,18 +72,18 @@ def partners(node: int, num_nodes: int) -> list[int]:
 
 
 def shape(world: World) -> str:
-    """ "2 nodes x 4 = 8 ranks"."""
+    """The size of `world` in words: "2 nodes x 4 = 8 ranks"."""
     counts = sorted({world.hosts.count(host) for host in world.nodes})
     a_node = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"{plural(len(world.nodes), 'node')} x {a_node} = {plural(world.world_size, 'rank')}"
 
 
 def print_answer(prints: Callable[[], int]) -> int:
-    """The exit code that `prints` returns once it has printed; that of a failure where the output can't be written."""
+    """Calls `prints` and returns its exit code, or that of a failure where the output can't be written."""
     try:
         code = prints()
         print(end="", flush=True)  # there may be no standard output
-    except SystemExit:  # by rich, of a pipe whose reader has seen enough
+    except SystemExit:  # raised by rich when the reader of a pipe has closed it
         return ExitCode.FAILED
     except OSError as error:
         interruption.give_up_output(error)
@@ -91,16 +92,16 @@ def print_answer(prints: Callable[[], int]) -> int:
 
 
 def leave(world: World | None, code: int) -> NoReturn:
-    """Ends this process with `code`, once all that came may do without its store.
+    """Ends this process with `code`; rank 0, which may hold the store, first waits for the other connected ranks.
 
-    It ends without destructors: those of a process group that broke can hang, or abort the process.
+    Destructors are skipped: those of a broken process group can hang, or abort the process.
 
     Args:
-        world: None before the ranks have met.
+        world: None before the ranks are connected.
     """
     if code:
         console.report_to_agent(RankReport.ERROR_SHOWN)
-    # The agent stops the other ranks of a node as soon as one has ended with a code: they are about to, with the same.
+    # When a rank has failed, the agent sends SIGTERM to its node's others: they are about to end with the same code.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     faults.end_soon(code, 4 * faults.GRACE_S)
     if world is not None:

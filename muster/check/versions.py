@@ -1,7 +1,7 @@
-"""Prints as JSON what is loaded when torch is: `python -P -m muster.check.versions`.
+"""Prints the versions of torch and of the libraries that it loads as JSON: `python -P -m muster.check.versions`.
 
-What a wheel's file name or a constant in torch says need not be what runs: LD_PRELOAD, or a file bound over it,
-replaces NCCL. So the loaded library is asked.
+The version in a wheel's file name, or in a constant of torch, need not be the one that runs: LD_PRELOAD, or a file
+mounted over it, replaces NCCL. So the loaded library is asked.
 """
 
 import ctypes
@@ -15,14 +15,14 @@ from muster.paths import installed
 
 
 def versions() -> dict[str, Any]:
-    """The versions of what this process has loaded, by name; None for what torch was built without."""
-    # Here and not above: what asks for the file of a function need not wait for torch.
+    """The versions of Python, torch and its libraries, and the machine type, by name; None for what is missing."""
+    # Not imported above, so that callers of `file_of` need not wait for torch.
     import torch
 
     try:
         cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
     except RuntimeError:
-        # An older one is loaded than torch was built with: torch refuses to use it.
+        # torch refuses to use a cuDNN that is older than the one it was built with.
         cudnn = None
     return {
         "python": platform.python_version(),
@@ -40,8 +40,8 @@ def nccl() -> dict[str, str] | None:
     """The `version` and the `path` of the NCCL that torch's calls go to; None for a torch without it."""
     import torch
 
-    # As the loader resolves torch's own calls: what is visible to all comes first, and so does what LD_PRELOAD names;
-    # then what libtorch_cuda.so brings with it.
+    # In the order in which the loader resolves torch's own calls: first the global scope, with what LD_PRELOAD names;
+    # then libtorch_cuda.so and its dependencies.
     library = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     if not library.exists():
         return None
@@ -58,7 +58,7 @@ def nccl() -> dict[str, str] | None:
 
 
 class _Symbol(ctypes.Structure):
-    """Dl_info. Source: https://man7.org/linux/man-pages/man3/dladdr.3.html"""
+    """The C struct Dl_info. Source: https://man7.org/linux/man-pages/man3/dladdr.3.html"""
 
     _fields_ = [
         ("file", ctypes.c_char_p),
@@ -69,14 +69,14 @@ class _Symbol(ctypes.Structure):
 
 
 def file_of(function: Any) -> str:
-    """The path of the library that `function` is from, after all links; empty where the loader does not tell."""
+    """The path of the library that contains `function`, with links resolved; empty where the loader knows none."""
     symbol = _Symbol()
     found = ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(symbol))
     return os.path.realpath(os.fsdecode(symbol.file)) if found and symbol.file else ""
 
 
 def dotted(number: int) -> str:
-    """2.30.7 for NCCL's 23007, 9.26.0 for cuDNN's 92600.
+    """A version number as text: 2.30.7 for NCCL's 23007, 9.26.0 for cuDNN's 92600.
 
     Source: https://github.com/NVIDIA/nccl/blob/master/src/nccl.h.in (NCCL_VERSION)
     """
