@@ -1,4 +1,4 @@
-"""A finding: what is wrong, on which host, and what to do about it; most of them are nodes that differ."""
+"""Findings: what is wrong, on which host, and what to do about it; most are differences between nodes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ Result = TypeVar("Result")
 Level = Literal["failed", "warning"]
 
 DIED = "died"
-"""What a finding is about where the check itself failed, as a rank of it died."""
+"""The value of `Finding.about` where the check itself failed: a rank died, or lost the others."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong somewhere.
+    """A problem of one host, of several or of all.
 
     Attributes:
         level: `failed`: a training would fail, hang or be wrong; `warning`: it may.
         about: a short word for programs: image, torch, clock, port, name.
-        host: where; two hosts as `a -> b`; empty where it is all of them.
+        host: one or several hosts; `a -> b` for a connection; empty for all.
         wrong: what is wrong.
-        seen: the values, with the hosts that they are from.
+        seen: the values, with their hosts.
         fix: what to type, or whom to tell.
     """
 
@@ -47,14 +47,14 @@ def worst(findings: Sequence[Finding]) -> Literal["ok", "warning", "failed"]:
 
 
 def code_of(findings: Sequence[Finding]) -> int:
-    """The exit code that stands for all `findings`: with warnings alone a training may start."""
+    """The exit code for `findings`; with warnings alone it is 0, as a training may start."""
     if any(finding.about == DIED for finding in findings):
         return ExitCode.FAILED
     return ExitCode.USER_MUST_CHANGE if worst(findings) == "failed" else ExitCode.DONE
 
 
 def attempt(function: Callable[[], Result]) -> Result | None:
-    """What `function` returns; None where it fails: one answer that is missing must not cost the others."""
+    """The result of `function`; None where it raises, as one missing fact must not cost the others."""
     try:
         return function()
     except Exception:
@@ -64,19 +64,19 @@ def attempt(function: Callable[[], Result]) -> Result | None:
 def differences(
     values: Mapping[str, Any], level: Level, about: str, what: str, fix: str, shown: Callable[[Any], str] = str
 ) -> list[Finding]:
-    """The finding of `values` that should be the same on all nodes, where they are not.
+    """One finding if `values` are not the same on all nodes, as they should be; none if they are.
 
-    It is of the nodes that have another value than most; of all where no value has a majority.
+    It names the nodes whose value is not that of the majority; all nodes where no value has a majority.
 
     Args:
-        values: by host; None is no value, and nobody differs by it.
-        what: what the values are of: "torch".
-        shown: makes words of a value.
+        values: by host; hosts whose value is None are ignored.
+        what: the name of the values in the message: "torch".
+        shown: turns a value into text.
     """
     by_value = hosts_by_value(values)
     if len(by_value) < 2:
         return []
-    # The rarest first; of equally many hosts in the order in which they came.
+    # The rarest value first; values on equally many hosts stay in the order of the hosts.
     ordered = sorted(by_value.items(), key=lambda item: len(item[1]))
     has_majority = len(ordered[-1][1]) > sum(len(hosts) for _, hosts in ordered[:-1])
     outliers = [host for _, hosts in (ordered[:-1] if has_majority else ordered) for host in hosts]
@@ -85,7 +85,7 @@ def differences(
 
 
 def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: str) -> list[Finding]:
-    """One finding for all hosts of which the same is `seen`.
+    """The findings of one problem: one for all hosts on which the same is `seen`.
 
     Args:
         values: what is seen, by host; empty where nothing is wrong.
@@ -95,7 +95,7 @@ def alike(values: Mapping[str, str], level: Level, about: str, wrong: str, fix: 
 
 
 def hosts_by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
-    """The hosts of each value, but of None."""
+    """The hosts of each value except None."""
     found: dict[Any, list[str]] = {}
     for host, value in values.items():
         if value is not None:

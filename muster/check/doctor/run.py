@@ -1,6 +1,6 @@
-"""The whole check: gathers the facts of each subject from all ranks, has the subject find what is wrong, and prints it.
+"""The whole check: gathers the facts of each subject from all ranks, asks the subject for its findings, prints them.
 
-`train --preflight` takes the quick part of it, before the ranks of a training open their process group.
+`train --preflight` runs the quick part, before the ranks of a training open their process group.
 """
 
 import json
@@ -35,22 +35,22 @@ STEPS: tuple[tuple[str, tuple[Subject, ...]], ...] = (
     ("trying names, ports and clocks between the nodes", (names, ports, clock)),
     ("trying collectives between the ranks", (collectives,)),
 )
-"""The subjects in their order; those of a step are exchanged at once, and `--quick` leaves the last step out."""
+"""The subjects in order; the facts of a step are exchanged together, and `--quick` leaves out the last step."""
 
 HARMLESS = {"shm", "checkpoints"}
-"""What may be wrong while ranks can still speak to each other: the collectives need not wait for it to be mended."""
+"""`Finding.about` of failures that do not stop ranks from communicating: the collectives are tried nonetheless."""
 
 MOST_SHOWN = 20
-"""So many findings are printed in full: of what is wrong on all of hundreds of nodes the first ones are enough."""
+"""The most findings that are printed: of a problem on hundreds of nodes the first ones are enough."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The answer to one subject.
+    """The result for one subject.
 
     Attributes:
-        says: the answer in one line, where nothing was found.
-        is_seen: False for what was not checked; `says` has the reason.
+        says: the result in one line, for when there are no findings.
+        is_seen: False where the subject was not checked, for the reason in `says`.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Part:
 
 @dataclass
 class Report:
-    """What is known so far, on rank 0; other ranks have an empty one.
+    """The results so far: rank 0 has all of them, other ranks only the reason why the check ended early.
 
     Attributes:
-        facts: by rank, those of each subject.
-        why: why the check ended early.
-        seconds: how long it took, from when all ranks had met.
+        facts: the facts of each subject, by rank.
+        why: the findings that ended the check early.
+        seconds: the duration, from when all ranks were connected.
     """
 
     facts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -76,7 +76,7 @@ class Report:
 
     @property
     def findings(self) -> list[Finding]:
-        """All that was found, by part; last, why the check ended early."""
+        """The findings of all parts, then those that ended the check early."""
         return [*(finding for part in self.parts for finding in part.findings), *self.why]
 
     @property
@@ -85,7 +85,7 @@ class Report:
 
 
 def run(options: DoctorOptions) -> None:
-    """Checks, prints, and ends this process: all ranks with the same code."""
+    """Checks all nodes, prints the report, and ends this process: all ranks with the same exit code."""
     report, world, is_cut_off = Report(), None, False
     try:
         print_step("waiting for all ranks")
@@ -109,19 +109,20 @@ def run(options: DoctorOptions) -> None:
     if os.environ.get("RANK", "0") == "0":
         code = ranks.print_answer(lambda: show(options, report, world))
     elif is_cut_off:
-        # Nobody else knows of it, or rank 0 is the one that is missing.
+        # No other rank knows of it, or rank 0 is the missing one.
         console.notify("\n".join(map(str, report.why)))
     ranks.leave(world, code)
 
 
 def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_dir: str) -> None:
-    """Returns where a training may start; rank 0 prints what it found.
+    """Runs the quick checks, and returns if a training may start; rank 0 prints the findings.
 
     Args:
         world: with its hosts.
 
     Raises:
-        SharedFault: on all ranks, where it would fail or be wrong; RanksMissing, where some gave no answer.
+        SharedFault: on all ranks: a training would fail, hang or be wrong.
+        RanksMissing: a rank died or did not answer.
     """
     options = DoctorOptions(quick=True, device=device, checkpoint_dir=checkpoint_dir, timeout_s=world.timeout_s)
     report = Report()
@@ -140,13 +141,13 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
 
 
 def print_step(step: str) -> None:
-    """Prints on stderr what is done next, once for all ranks: a check of many nodes takes minutes."""
+    """Prints the next step on stderr, on rank 0 alone: a check of many nodes takes minutes."""
     if os.environ.get("RANK", "0") == "0":
         console.notify(f"muster doctor: {step} ...")
 
 
 def check(world: World, options: DoctorOptions, report: Report, *, prints_steps: bool = False) -> None:
-    """Adds to `report` all that is found; to be called on all ranks."""
+    """Runs all steps and adds their results to `report`; to be called on all ranks."""
     *quick, (last, subjects) = STEPS
     for step, of_step in quick:
         if prints_steps:
@@ -164,7 +165,7 @@ def check(world: World, options: DoctorOptions, report: Report, *, prints_steps:
 
 
 def examine(world: World, options: DoctorOptions, subjects: Sequence[Subject], report: Report) -> None:
-    """Gathers the facts of these subjects on all ranks, and adds what is found in them to rank 0's `report`."""
+    """Gathers the facts of `subjects` from all ranks, and adds the results to the `report` of rank 0."""
     own = {subject.NAME: subject.gather(world, options) for subject in subjects}
     answers = world.gather(msgspec.to_builtins(own), to_all=False)
     if not world.main:
@@ -186,7 +187,7 @@ def absence(missing: RanksMissing) -> Finding:
 
 
 def show(options: DoctorOptions, report: Report, world: World | None) -> int:
-    """Prints the object for programs, or the tables for people; returns the exit code."""
+    """Prints the report, as a JSON object or as tables; returns the exit code."""
     if options.json:
         print(json.dumps(as_object(report, world), indent=2))
     else:
@@ -209,7 +210,7 @@ def as_object(report: Report, world: World | None) -> dict[str, Any]:
 
 
 def print_all(screen: Console, report: Report, world: World | None) -> None:
-    """The header, a row for each part, the findings, the verdict."""
+    """Prints the header, a row for each part, the findings and the verdict."""
     header = Text("muster doctor", style="bold")
     if world is not None and world.hosts:
         header.append(f"  {ranks.shape(world)}\n               {one_line(listed(world.nodes))}", style="not bold")
@@ -227,7 +228,7 @@ def print_all(screen: Console, report: Report, world: World | None) -> None:
 
 
 def _table(parts: Sequence[Part]) -> Table:
-    """A row for each part: its answer, or where something was found."""
+    """A table with a row for each part: its summary, or the hosts of its findings and the first of them."""
     table = Table(box=box.ROUNDED, show_header=False, padding=(0, 1))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
