@@ -1,4 +1,4 @@
-"""Whether the nodes' clocks agree."""
+"""The nodes' clocks: whether they agree."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -13,39 +13,39 @@ from muster.units import listed
 NAME = "clocks"
 
 LIMIT_S = 1.0
-"""Below it nothing that a training does goes wrong."""
+"""Seconds by which clocks may differ without harm to a training."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """When a node came to an exchange between all nodes, and when it left it, by its own clock."""
+    """The times at which a node entered and left an exchange between all nodes, by its own clock."""
 
     came_s: float
     left_s: float
 
     def ahead_s(self, other: "Facts") -> float:
-        """By how much this clock is ahead of another one."""
+        """The estimated seconds by which this clock is ahead of another one."""
         return (self.came_s + self.left_s - other.came_s - other.left_s) / 2
 
     def doubt_s(self, other: "Facts") -> float:
-        """More than this `ahead_s` can't be wrong by."""
+        """The largest possible error of `ahead_s`, in seconds."""
         return (self.left_s - self.came_s + other.left_s - other.came_s) / 2
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
-    """The times between which this host's first rank and those of all others waited for each other.
+    """The times at which this host's first rank entered and left an exchange with those of all other hosts.
 
-    No rank leaves an exchange before the last has come to it. So the times that two nodes spend in it have a moment in
-    common, and their clocks differ by as much as the middles of these times do, give or take half of both times.
+    No rank leaves an exchange before the last one has entered it. So the intervals that two nodes spend in it overlap,
+    and their clocks differ by as much as the midpoints of the intervals, give or take half the sum of their lengths.
     """
-    gather_hosts(world, None)  # that all come to the next one at about the same time
+    gather_hosts(world, None)  # so that all enter the next one at about the same time
     came_s = time.time()
     gather_hosts(world, None)
     return Facts(came_s, time.time()) if leads_host(world) else None
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """Which clocks are not like the middle one: one finding."""
+    """One finding if any clock certainly differs from the median one by more than LIMIT_S; none otherwise."""
     nodes = {host: facts[0] for host, facts in by_host.items()}
     ordered = sorted(nodes, key=lambda host: nodes[host].came_s + nodes[host].left_s)
     middle = ordered[(len(ordered) - 1) // 2]
@@ -60,7 +60,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         Finding(
             "warning",
             "clock",
-            # Where no time has a majority nobody can tell which clock is right.
+            # Unless most nodes agree, it is unknown which clocks are right.
             listed(off if 2 * len(off) < len(nodes) else nodes),
             f"the clocks of the nodes differ by up to {widest_s:.1f} s: time limits are seen too early or too late, "
             "certificates and tokens may not be valid, and times in logs and files mislead",
@@ -75,6 +75,6 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     nodes = [facts[0] for facts in by_host.values()]
     if len(nodes) == 1:
         return "one node, one clock"
-    # What their clocks showed at the moment that they have in common lies between these two.
+    # When all nodes were in the exchange, all clocks showed times between these two.
     widest_s = max(node.left_s for node in nodes) - min(node.came_s for node in nodes)
     return f"the clocks of {len(by_host)} nodes agree to {max(0.001, widest_s):.3f} s"

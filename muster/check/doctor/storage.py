@@ -1,4 +1,4 @@
-"""Storage: whether checkpoints can be written where they will go, and how much room there is."""
+"""The storage for checkpoints: whether they can be written there, and how much space is free."""
 
 import json
 import os
@@ -18,21 +18,21 @@ from muster.train.distributed.world import World
 NAME = "storage"
 
 ROOM = 2**30
-"""Free space below which checkpoints are in danger: two of ResNet-50 with its momentum, and one being written,
+"""Bytes of free space below which checkpoints may not fit: two of ResNet-50 with its momentum, and one being written,
 take 0.6 GB."""
 
 LIMIT_S = 30.0
-"""Seconds that a file system may take to write one small file: a busy one takes some, one that is gone all of them."""
+"""Seconds that a file system may take to write one small file: a busy one needs some, a lost one never answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """A file system.
+    """The space of a file system.
 
     Attributes:
-        path: where it was looked at.
-        free: bytes; None where it has no limit.
-        trouble: why nothing can be written.
+        path: the folder that was checked.
+        size, free: bytes; None where it has no limit, or reports none.
+        trouble: why nothing can be written; None where it can.
     """
 
     path: str
@@ -47,13 +47,13 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
-    """The room for checkpoints, by the first rank of each host, which must not be missed meanwhile."""
+    """The space for checkpoints, by the first rank of each host, in at most half of the time that other ranks wait."""
     limit_s = min(LIMIT_S, options.timeout_s / 2)
     return Facts(checkpoints=measure(options.checkpoint_dir, limit_s)) if leads_host(world) else None
 
 
 def measure(folder: str, limit_s: float = LIMIT_S) -> Space:
-    """The room in `folder`, of which a child process tells that may hang."""
+    """The space in `folder`, measured by a child process, as access to a lost file system hangs."""
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("storage_probe.py")), folder]
     try:
         return Space(**json.loads(processes.run(command, timeout_s=limit_s).stdout))
@@ -81,7 +81,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """The room on the node that has the least."""
+    """The free space on the node that has the least."""
     spaces = [facts[0].checkpoints for facts in by_host.values()]
     free = [space.free for space in spaces if space.free is not None]
     return f"{shown(min(free))} free in {spaces[0].path}" if free else f"{spaces[0].path} can be written"

@@ -1,6 +1,6 @@
-"""Prints as JSON how much room a folder has, and whether a file can be written there: its one argument.
+"""Prints as JSON the space in the folder that is its one argument, and whether a file can be written there.
 
-A process of its own: a file system that is gone answers no call, and what waits for it can't be ended.
+It runs in its own process: a call to a file system that is gone does not return, and can't be interrupted.
 """
 
 import json
@@ -10,18 +10,18 @@ import tempfile
 from typing import Any
 
 BYTES = 64 * 1024
-"""As much is written: more than a file system hides in an entry of a folder."""
+"""Bytes that are written: more than a file system stores in a directory entry or inode."""
 
 
 def measure(folder: str) -> dict[str, Any]:
-    """The nearest `path` of `folder` that exists, its bytes, and the `trouble` of writing there."""
+    """`folder` or its nearest existing parent as `path`; its `size` and `free` bytes; `trouble` if writing fails."""
     path = os.path.abspath(folder)
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     found: dict[str, Any] = {"path": path}
     try:
         state = os.statvfs(path)
-        # A file system that counts no blocks has no limit of them, or does not tell.
+        # A file system that reports 0 blocks has no limit, or does not report it.
         if state.f_blocks:
             found |= {"size": state.f_blocks * state.f_frsize, "free": state.f_bavail * state.f_frsize}
         with tempfile.TemporaryFile(dir=path) as file:
