@@ -1,4 +1,4 @@
-"""A call of each collective of bench, with its values checked: who spoils them, and who does not come back."""
+"""One call of each collective of bench, with its values checked: which rank makes them wrong, and which rank hangs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -26,20 +26,20 @@ SLACK_S = 10.0
 
 START = "the start of the process group"
 NOT_OVER = "not over"
-"""What a rank says that had to be left where it was."""
+"""The beginning of `Facts.why` of a rank whose call did not return."""
 
 ORDER = (START, *NAMES)
 
 
 @dataclass
 class Facts:
-    """What came of the collectives on one rank.
+    """The results of the collectives on one rank.
 
     Attributes:
-        backend: what it spoke through.
-        at: what the rank came to last.
-        why: why it came no further; empty where nothing stopped it.
-        wrong: what was wrong in what it got, by collective.
+        backend: gloo or nccl.
+        at: the last step that the rank began: START or a collective's name.
+        why: why it stopped there; empty where it completed all steps.
+        wrong: the wrong values that it received, by collective.
     """
 
     rank: int
@@ -50,22 +50,22 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts:
-    """What comes of one call of each collective. Opens the process group, and closes one that is not stuck.
+    """The results of one call of each collective. Opens the process group, and closes it unless a call failed or hung.
 
-    Ports that are closed between nodes stop it too: where `ports` has found a fault there is nothing to be learnt here.
+    A closed port between nodes stops the calls too: after a failure in `ports` they would show nothing new.
 
     Raises:
-        MusterError: on all ranks: one has not the device of the others, or has died in it.
+        MusterError: on all ranks: a rank's device is missing, shared or unlike the others', or a rank died meanwhile.
     """
     world = with_device(world, options.device)
     own = Facts(world.rank, world.backend or "")
     if world.world_size == 1:
         return own
-    # Half of it for each: what became of them has to be told within the whole.
+    # Half of the time for each call: the results have to reach rank 0 within the whole.
     limit_s = max(5.0, options.timeout_s / 2)
 
     def call_all() -> None:
-        # gloo gives up after the time of its group. NCCL would end the process: it has more than is waited for below.
+        # gloo raises after the group's time-out. NCCL would end the process, so it gets longer than the wait below.
         group_s = int(limit_s) if world.backend == "gloo" else 10 * int(limit_s)
         try:
             open_group(replace(world, timeout_s=group_s))
@@ -78,10 +78,10 @@ def gather(world: World, options: DoctorOptions) -> Facts:
         except Exception as error:
             own.why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
-    # They may hang.
+    # In a thread, as the calls may hang.
     thread = Thread(target=call_all, daemon=True)
     thread.start()
-    # NCCL may wait for a rank that died; its own connection, as a collective may hold the other one.
+    # To notice a dead rank, for which NCCL may wait; by its own connection, as a collective may block the other one.
     store: Any = world.store and world.store.clone()
     at, since = own.at, time.monotonic()
     while thread.is_alive() and time.monotonic() < since + limit_s + SLACK_S:
@@ -116,12 +116,12 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def _culprits(name: str, ranks: Sequence[Facts]) -> tuple[int, ...]:
-    """The ranks one of which is to blame; none where that can't be told."""
+    """The ranks of which one makes the values wrong; empty where that is unknown."""
     receivers = tuple(one.rank for one in ranks if name in one.wrong)
     sources = {one.wrong[name].source for one in ranks if name in one.wrong}
     if len(sources) == 1 and (source := sources.pop()) is not None:
         return (source,) if len(receivers) > 1 else tuple(dict.fromkeys((source, *receivers)))
-    # Of a sum that is wrong at several ranks, or at the only one that gets it, any may have spoilt its share.
+    # If a sum is wrong at several ranks, or at the only rank that receives it, any rank's addend may be the cause.
     return receivers if len(receivers) == 1 and name != "reduce" else ()
 
 
@@ -147,7 +147,7 @@ def _stuck(ranks: Sequence[Facts], host_of: Mapping[int, str]) -> Finding:
     stopped = [one for one in ranks if one.why]
     at_first = [one for one in stopped if one.at == min((one.at for one in stopped), key=ORDER.index)]
     first = at_first[0]
-    # gloo gives up by itself: who is held by something else does not.
+    # A rank that waits in gloo gets a time-out; a rank that something else holds does not.
     held = [one.rank for one in at_first if one.why.startswith(NOT_OVER)]
     seen = f"rank {first.rank} ({host_of[first.rank]}): {first.why}"
     hosts, wrong = "", f"{first.at} did not end, though all ranks came to it"

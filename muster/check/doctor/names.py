@@ -1,4 +1,4 @@
-"""Whether names lead to the nodes that bear them, on all nodes, and how long it takes to look them up."""
+"""Host names: whether each one resolves to its node's address, on all nodes, and how long a lookup takes."""
 
 import os
 import socket
@@ -20,19 +20,19 @@ from muster.units import listed
 NAME = "names"
 
 LIMIT_S = 10.0
-"""A name that has no address by then has none."""
+"""Seconds after which a name without an answer counts as not resolved."""
 
 SLOW_S = 3.0
-"""Longer than this no lookup should take: by default the resolver asks a second server after 5 s."""
+"""Seconds that no lookup should exceed: by default the resolver asks a second server after 5 s."""
 
 
 class Lookup(NamedTuple):
-    """What a name led to on one node.
+    """The result of looking up a name on one node.
 
     Attributes:
-        name: of a node, by itself.
+        name: a node's name, as it calls itself.
         wrong: why there are no addresses.
-        took_s: seconds, for the name and for that of the node's address, which torch asks for in its messages.
+        took_s: seconds to look up the name, and then the name of the node's address, as torch does for its messages.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Lookup(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a node knows of names.
+    """The address and the lookups of one node.
 
     Attributes:
-        lookups: of its own name and of others.
-        is_interface_set: whether gloo gets the interface by GLOO_SOCKET_IFNAME, and does not go by a host's own name.
+        lookups: of its own name and of other nodes'.
+        is_interface_set: whether GLOO_SOCKET_IFNAME names gloo's interface; if not, gloo resolves the host's own name.
     """
 
     place: Place
@@ -59,7 +59,7 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
-    """What names lead to here, by the first rank of each host."""
+    """The lookups on this host, by its first rank; none where all ranks are on one machine."""
     own, others = gather_places(world)
     if not leads_host(world):
         return None
@@ -70,10 +70,10 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 
 
 def look_up(nodes: Sequence[Place], limit_s: float = LIMIT_S) -> list[Lookup]:
-    """What the name of each of these nodes leads to, all asked at once.
+    """The lookups of the names of `nodes`, all made at the same time.
 
-    The resolver has no deadline of its own: what is late is left behind in a thread. What is slow is asked again, and
-    the shorter time counts: the machine may have been busy.
+    The resolver has no deadline of its own: a late lookup is left behind in its thread. A slow one is repeated, and
+    the shorter time counts, as the machine may have been busy.
     """
     found = [Lookup(node.host, [], f"no answer within {limit_s:.0f} s", took_s=limit_s) for node in nodes]
 
@@ -99,7 +99,7 @@ def look_up(nodes: Sequence[Place], limit_s: float = LIMIT_S) -> list[Lookup]:
 
 
 def addresses_of(name: str) -> tuple[list[str], str]:
-    """(addresses, what is wrong) of a name."""
+    """(addresses, error message) for a name: one of them is empty."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -108,7 +108,7 @@ def addresses_of(name: str) -> tuple[list[str], str]:
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """What is wrong with the names of nodes. MASTER_ADDR leads where it should, or they had not met."""
+    """The findings on the nodes' names. MASTER_ADDR needs no check: the ranks have connected to it."""
     nodes = {host: facts[0] for host, facts in by_host.items()}
     known = {one.name for host, node in nodes.items() for one in node.lookups if one.addresses and one.name != host}
     own, others = dict[str, str](), dict[str, str]()
@@ -117,10 +117,10 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         for one in node.lookups:
             place = nodes[one.name].place
             if one.name == host:
-                # The first one is what programs listen on.
+                # Programs listen on the first address.
                 if not set(one.addresses[:1]) & set(place.addresses):
                     own[host] = f"the own name {one.leads()}"
-            # A name that a node has for itself alone, as containers have, is of no use to others, and nobody uses it.
+            # A name that no other node can resolve, such as a container's, is not in use between nodes.
             elif one.name in known and not set(one.addresses) & set(place.addresses):
                 wrong.append(f"{one.name} {one.leads()}, not to {place.address}")
         others[host] = listed(wrong, between="; ")
