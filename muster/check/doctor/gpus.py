@@ -1,4 +1,4 @@
-"""The GPUs: what the NVIDIA driver tells of them, without using one, and what is wrong with those of the job.
+"""The GPUs: their state, which the NVIDIA driver reports without using them, and the faults of those in the job.
 
 Source: https://docs.nvidia.com/deploy/nvml-api/
 """
@@ -21,27 +21,27 @@ from muster.train.distributed.world import World
 NAME = "GPUs"
 
 SLOWED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
-"""Reasons for which a clock is lowered, and that a healthy idle GPU does not have: not idleness, not a power limit."""
+"""NVML's reasons for a lowered clock, by bit, without those that a healthy GPU may have: idleness, a power limit."""
 
 MOST_LINKS = 36
-"""More than any GPU has NVLinks."""
+"""More NVLinks than any GPU has."""
 
 CONTEXT = 256 * 2**20
-"""Less than any process holds that uses a GPU: CUDA's context alone takes more."""
+"""Bytes of GPU memory that every process on a GPU exceeds: CUDA's context alone takes more."""
 
 TELL_SITE = "tell the site, and keep the job off that node meanwhile (Slurm: --exclude=NODE)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU as the driver tells of it.
+    """A GPU as the driver reports it.
 
     Attributes:
-        used: bytes that processes hold.
+        used: bytes of memory that processes use.
         uncorrected: ECC errors since the driver was loaded that could not be corrected.
-        remapping: what is wrong with the rows of its memory: `pending` a reset, or `failed`.
-        slowed_by: why the clock is lower than it could be, where it is heat or power.
-        links: NVLinks that are up; None without any.
+        remapping: the state of replacing broken rows of memory: `pending` until a reset, or `failed`; else None.
+        slowed_by: the reasons of SLOWED for which its clock is lowered.
+        links: the number of NVLinks that are up; None on a GPU without NVLink.
     """
 
     index: int
@@ -57,15 +57,15 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a rank tells of GPUs; nothing where trainings will run on CPUs.
+    """The GPUs of one rank; empty with --device=cpu.
 
     Attributes:
         visible: CUDA_VISIBLE_DEVICES.
-        is_required: whether trainings are to run on GPUs, by --device=cuda.
+        is_required: whether trainings have to run on GPUs, by --device=cuda.
         num_gpus: how many torch sees.
-        gpus: all that the driver shows; None without one, and of a host's later ranks, unless they have GPUs of their
-            own.
-        driver: its version.
+        gpus: on a host's first rank, all that the driver shows; on a later rank its own, if it sees fewer GPUs than
+            the host has ranks. Otherwise, and without a driver, None.
+        driver: the driver's version.
     """
 
     rank: int
@@ -81,7 +81,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
     if options.device == "cpu":
         return Facts(rank=world.rank)
     number, visible = num_gpus(options), os.environ.get("CUDA_VISIBLE_DEVICES")
-    # Fewer than ranks: each may see its own one only, as number 0, as with Slurm's --gpus-per-task=1.
+    # With fewer GPUs than ranks, each rank may see only its own, as number 0: so with Slurm's --gpus-per-task=1.
     has_own = 0 < number < world.hosts.count(world.host)
     gpus, driver = (attempt(ask_driver) if leads_host(world) or has_own else None) or (None, None)
     is_required = options.device == "cuda"
@@ -90,7 +90,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
 
 
 def num_gpus(options: DoctorOptions) -> int:
-    """How many GPUs torch sees, and a training would use."""
+    """The number of GPUs that torch sees, and that a training would use."""
     return 0 if options.device == "cpu" else attempt(torch.cuda.device_count) or 0
 
 
@@ -111,7 +111,7 @@ def ask_driver() -> tuple[tuple[Gpu, ...] | None, str | None]:
 
 
 def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """What the driver answers; None for what this GPU or an older driver does not have, or this user may not know."""
+    """The driver's answer; None if the GPU or an older driver does not support the call, or this user may not ask."""
     try:
         return getattr(nvml, name)(*arguments)
     except (nvml.NVMLError, AttributeError, TypeError):
@@ -122,7 +122,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     def ask(name: str, *arguments: Any) -> Any:
         return _ask(nvml, name, handle, *arguments)
 
-    # Of the second kind: the first counts what the driver keeps for itself as used.
+    # By version 2 of the call: version 1 counts memory that the driver reserves for itself as used.
     memory = ask("nvmlDeviceGetMemoryInfo", getattr(nvml, "nvmlMemory_v2", None)) or ask("nvmlDeviceGetMemoryInfo")
     mig, rows = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetRemappedRows")
     reasons = ask("nvmlDeviceGetCurrentClocksEventReasons") or ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
@@ -143,7 +143,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     given = {host: number_given(ranks) for host, ranks in by_host.items()}
     fix = "ask for the same GPUs on all nodes, and look by nvidia-smi whether one has fallen off its bus"
-    # Uneven nodes train where each rank has a GPU; but nodes that should be even may have lost one.
+    # Nodes with different numbers of GPUs can train if each rank has one; but a node may have lost a GPU.
     has_each = all(number == len(by_host[host]) for host, number in given.items())
     found = differences(given, "warning" if has_each else "failed", "gpus", "number of GPUs", fix)
     fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
@@ -167,7 +167,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         of_host = _given(ranks)
         numbers = [gpu.index for gpu in of_host]
         for gpu in of_host:
-            # Of ranks that see only their own GPU each calls it 0.
+            # Ranks that see only their own GPU all call it 0.
             name = f"GPU {gpu.index}" if numbers.count(gpu.index) == 1 else str(gpu.uuid)
             found += _of(host, gpu, name, most)
     return found
@@ -180,7 +180,7 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def number_given(ranks: Sequence[Facts]) -> int:
-    """How many GPUs the ranks of a node were given: those that they see, or that the scheduler names."""
+    """The number of GPUs that the ranks of a node were given: those that they see, or that the scheduler names."""
     if sum(rank.gpus is not None for rank in ranks) > 1:
         return len(_given(ranks))
     names = {device for rank in ranks for device in visible_gpus(rank.visible)}
@@ -188,13 +188,13 @@ def number_given(ranks: Sequence[Facts]) -> int:
 
 
 def _given(ranks: Sequence[Facts]) -> list[Gpu]:
-    """The GPUs of a node that this job was given, as far as its ranks can tell; else all."""
+    """The GPUs of a node that this job was given, as far as its ranks know; otherwise all."""
     found: dict[str, Gpu] = {}
     for rank in ranks:
         names, gpus = visible_gpus(rank.visible), rank.gpus or ranks[0].gpus or ()
-        # The first digits of a UUID are enough.
+        # CUDA accepts the first digits of a UUID.
         chosen = [gpu for gpu in gpus if str(gpu.index) in names or (gpu.uuid or "").startswith(tuple(names))]
-        # A name that no GPU has is a part of one (MIG). Where none is named, all are hidden.
+        # A name that is no GPU's is that of a part of one (MIG). An empty CUDA_VISIBLE_DEVICES hides all.
         for gpu in chosen or (gpus if names or rank.visible is None else ()):
             found.setdefault(gpu.uuid or str(gpu.index), gpu)
     return list(found.values())
@@ -205,7 +205,7 @@ def _names(ranks: Sequence[Facts]) -> str:
 
 
 def _of(host: str, gpu: Gpu, name: str, links: int) -> Iterator[Finding]:
-    """What is wrong with one GPU, where another one of the job has so many NVLinks that are up."""
+    """The findings on one GPU; `links` is the largest number of NVLinks that are up on any GPU of the job."""
     if gpu.uncorrected:
         wrong = f"{name} has had memory errors that ECC could not correct"
         yield Finding("failed", "ecc", host, wrong, f"{gpu.uncorrected} since the driver was loaded", TELL_SITE)
@@ -224,7 +224,7 @@ def _of(host: str, gpu: Gpu, name: str, links: int) -> Iterator[Finding]:
     if gpu.mig:
         wrong = f"{name} is cut into parts (MIG): NCCL does not join them"
         yield Finding("warning", "mig", host, wrong, "MIG mode: enabled", "ask for whole GPUs")
-    # A card of PCIe has NVLinks only where a bridge joins it to its neighbour.
+    # A PCIe card has NVLinks only if a bridge connects it to its neighbour.
     has_no_bridge = gpu.links == 0 and "pcie" in (gpu.name or "").lower()
     if gpu.links is not None and gpu.links < links and not has_no_bridge:
         seen = f"{gpu.links} up, {links} on other GPUs"

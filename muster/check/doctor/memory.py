@@ -1,4 +1,4 @@
-"""What a node has for its ranks: cores, memory, /dev/shm and open files."""
+"""The resources of a node for its ranks: cores, memory, /dev/shm and open files."""
 
 import os
 import resource
@@ -20,26 +20,26 @@ from muster.units import listed, plural
 NAME = "memory"
 
 BATCH = 32 * 3 * 224 * 224 * 4
-"""Bytes of a batch as data workers hand it over: by default 32 images, and of ImageNet's size."""
+"""Bytes of a batch from a data worker: 32 images (the default), each of 3 x 224 x 224 float32 (as for ImageNet)."""
 
 WORKER = 4 * BATCH
-"""What one data worker of a rank fills at most: 2 batches ahead, and 2 in use (train/data/loader.py)."""
+"""Bytes that one data worker of a rank fills at most: 2 batches ahead, and 2 in use (train/data/loader.py)."""
 
 OPEN_FILES, OPEN_A_RANK = 512, 4
-"""Files that a rank may need: those of its data, and what its workers hand over; and its connections to each other
-rank, in a group of all, one beside it, and a mesh of two dimensions."""
+"""Files that a rank may have open: 512 for its data and its workers' batches; for each rank of the job 4 connections,
+by the process group, the side group, and a mesh of two dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a rank may use.
+    """The resources that a rank may use.
 
     Attributes:
         uses_gpu: whether a training would run on a GPU.
-        cores: that it may run on, in order.
+        cores: the cores that it may run on, in order.
         open_files: how many may be open at a time; None without a limit.
-        quota: as many cores' time its control group may use; None without a limit.
-        memory_free, shm: bytes of memory, and the file system of /dev/shm: of a host's first rank only.
+        quota: the processor time that its control group may use, in cores; None without a limit.
+        memory_free, shm: free bytes of memory, and the file system of /dev/shm: on a host's first rank only.
     """
 
     rank: int
@@ -72,7 +72,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
-    """What a rank has, on the node that has the least."""
+    """The cores of a rank; the least free memory and /dev/shm, and the lowest limit of open files, on any node."""
     a_rank = {count // len(by_host[host]) for host, count in _num_cores(by_host).items()}
     free = {host: ranks[0].memory_free or 0 for host, ranks in by_host.items()}
     host = min(free, key=lambda host: free[host])
@@ -104,7 +104,7 @@ def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         sets = [frozenset(rank.cores) for rank in ranks]
         known = frozenset[int]().union(*sets)
         if numbers[host] < least * len(ranks):
-            # Of a GPU's rank one core is full with what it launches: nothing is left for loading data.
+            # A rank that uses a GPU keeps one core busy with launching kernels: none is left to load data.
             wrong = f"{plural(numbers[host], 'core')} for {plural(len(ranks), 'rank')}"
             seen = f"cores {listed(sorted(known), 8)}"
             seen += f", {ranks[0].quota:g} of them by the control group's limit" if ranks[0].quota is not None else ""
@@ -120,7 +120,7 @@ def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 
 def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """Of /dev/shm, through which data workers hand over their batches."""
+    """The findings on /dev/shm, through which data workers pass their batches on."""
     closed, small = dict[str, str](), dict[str, str]()
     fix = "docker run --shm-size=8g or --ipc=host; on a node of one's own: mount -o remount,size=50% /dev/shm"
     for host, ranks in by_host.items():
