@@ -1,4 +1,4 @@
-"""The network: interfaces, the fabric's devices, by which address nodes are found; and links as the kernel shows them.
+"""The network: interfaces and addresses of nodes, the fabric's devices, and the links that the kernel shows.
 
 A cable or a slot with a bad contact does not fail: its link comes up with fewer lanes, or at a lower speed.
 
@@ -27,16 +27,16 @@ NAME = "network"
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a rank tells of the network; from `fabric` on, of a host's first rank only.
+    """The network of one rank; the fields from `fabric` on are of a host's first rank only.
 
     Attributes:
-        address: by which other ranks find it, which the `interface` has.
-        fabric: what the launch found.
+        address: the address of `interface` by which other ranks reach this one.
+        fabric: the fabric that the launch found.
         devices: what is wrong with the device files of the fabric.
         memlock: what is wrong with the memory that may be locked, where there is a fabric.
-        ports: the rate of each InfiniBand or RoCE port (mlx5_0/1), in 10^9 bits a second; None of one that is down.
-            None in place of all where nobody can tell.
-        pcie: of adapters and GPUs whose PCIe link is less than it can be, in what.
+        ports: the rate of each InfiniBand or RoCE port (mlx5_0/1), in 10^9 bits a second; None for one that is down.
+            None for the whole where the ports can't be read.
+        pcie: adapters and GPUs whose PCIe link has fewer lanes or less speed than possible, with both numbers.
     """
 
     address: str | None = None
@@ -49,7 +49,7 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts:
-    """The way to this rank; of the first one of a host also its fabric and links."""
+    """The address of this rank; on the first rank of a host also its fabric and links."""
     place = own_place(world)
     own = Facts(address=place.address or None, interface=place.interface or None)
     if not ranks.leads_host(world):
@@ -67,13 +67,13 @@ def gather(world: World, options: DoctorOptions) -> Facts:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node is found.
+    """The addresses of a node.
 
     Attributes:
         rank: of its first process.
-        host: the name that it has for itself.
+        host: its name, as it calls itself.
         addresses: of its interfaces, without loopback.
-        interface, address: by which the other ranks find it; empty where there is none.
+        interface, address: by which other ranks reach it; empty where there is none.
     """
 
     rank: int
@@ -91,16 +91,16 @@ def own_place(world: World) -> Place:
 
 
 def gather_places(world: World) -> tuple[Place, list[Place]]:
-    """Where this node is found, and those that it tries to reach, and whose names it looks up."""
+    """The addresses of this node, and of those that it connects to and whose names it looks up."""
     places = msgspec.convert(ranks.gather_hosts(world, asdict(own_place(world))), list[Place])
     own = world.nodes.index(world.host)
     return places[own], [places[other] for other in ranks.partners(own, len(places))]
 
 
 def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:
-    """(interface, address) by which the other ranks find this node; empty where there is none.
+    """(interface, address) by which other ranks reach this node; empty where there is none.
 
-    It is the one that gloo is told to take, or else the one towards MASTER_ADDR.
+    The interface is the one that GLOO_SOCKET_IFNAME names, or else the one on the route to MASTER_ADDR.
     """
     if asked := environ.get("GLOO_SOCKET_IFNAME"):
         return next(((name, interfaces[name][0]) for name in asked.split(",") if name in interfaces), ("", ""))
@@ -123,7 +123,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     fix = "docker run --ulimit memlock=-1; in Slurm PropagateResourceLimitsExcept=MEMLOCK and slurmd's LimitMEMLOCK"
     memlock = {host: node.memlock for host, node in nodes.items()}
     found += alike(memlock, "warning", "memlock", "RDMA may lock little memory", fix)
-    # Names of devices are each node's own: only rates count.
+    # Devices may have different names on each node: only rates are compared.
     known = {host: node.ports for host, node in nodes.items() if node.ports is not None}
     rates = {host: tuple(sorted(rate or 0 for rate in each.values())) for host, each in known.items()}
     shown = {
@@ -149,7 +149,7 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def ports(sys: Path = Path("/sys")) -> dict[str, float | None]:
-    """The InfiniBand and RoCE ports that the kernel shows below `sys`, with their rates."""
+    """The rates of the InfiniBand and RoCE ports below `sys`, in 10^9 bits a second; None for a port that is down."""
     found: dict[str, float | None] = {}
     for folder in sorted(sys.glob("class/infiniband/*/ports/*")):
         # "4: ACTIVE", "200 Gb/sec (4X HDR)"
@@ -159,27 +159,27 @@ def ports(sys: Path = Path("/sys")) -> dict[str, float | None]:
 
 
 def slow_pcie_links(sys: Path = Path("/sys")) -> dict[str, str]:
-    """In what the PCIe links of adapters and GPUs are less than card and slot can, where they are."""
+    """Adapters and GPUs whose PCIe link has fewer lanes or less speed than card and slot allow, with both numbers."""
     found: dict[str, str] = {}
     adapters = {folder.name: folder / "device" for folder in sorted(sys.glob("class/infiniband/*"))}
     gpus = {f"GPU at {folder.name}": folder for folder in sorted(sys.glob("bus/pci/drivers/nvidia/*:*:*.*"))}
     for name, folder in (adapters | gpus).items():
         device = folder.resolve()
-        # Both ends have to be able: a card of 16 lanes in a slot of 8 is as it was built.
+        # The weaker end sets the limit: a card of 16 lanes in a slot of 8 is not faulty.
         ends = [end for end in (device, device.parent) if (end / "max_link_width").exists()]
         lanes, speed = _number(device / "current_link_width"), _number(device / "current_link_speed")
         most_lanes = min(filter(None, (_number(end / "max_link_width") for end in ends)), default=0)
         most_speed = min(filter(None, (_number(end / "max_link_speed") for end in ends)), default=0)
-        # A virtual link has no lanes; 255 are the kernel's word for an unknown number (PCIE_LNK_WIDTH_UNKNOWN).
+        # A virtual link has 0 lanes; 255 is the kernel's value for an unknown number (PCIE_LNK_WIDTH_UNKNOWN).
         if lanes and lanes < most_lanes < 255:
             found[name] = f"{lanes:g} lanes of {most_lanes:g}"
-        # An idle GPU lowers its speed by itself.
+        # An idle GPU lowers the speed of its link by itself.
         elif lanes and speed and speed < most_speed and name not in gpus:
             found[name] = f"{speed:g} GT/s of {most_speed:g}"
     return found
 
 
 def _number(path: Path) -> float | None:
-    """The number at the start of a file: of "16.0 GT/s PCIe"."""
+    """The number at the start of a file such as "16.0 GT/s PCIe"; None without one."""
     found = re.match(r"\d+(\.\d+)?", text_of(path))
     return float(found.group()) if found else None

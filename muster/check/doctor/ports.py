@@ -1,7 +1,7 @@
-"""Whether the nodes reach each other on the ports that a training uses, pair by pair, with large messages too.
+"""Connections between nodes, pair by pair, on ports such as a training uses, with small and large messages.
 
-Each node listens as gloo and NCCL do, and connects to the others. Who listens signs what it is sent with a secret of
-the job: another program, or another host with that address, is not taken for the node.
+Each node listens as gloo and NCCL do, and connects to the others. A listener signs what it receives with a secret that
+only the job knows: another program, or another host with the same address, is not taken for the node.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from muster.units import listed
 NAME = "ports"
 
 CONNECT_S, ANSWER_S = 6.0, 10.0
-"""A connection is the kernel's work, which asks again after 1 and 3 s; an answer is a program's, which may be busy."""
+"""Time limits of a connection, which the kernel retries after 1 and 3 s, and of an answer, as a program may be busy."""
 
 SILENT, STRANGER, CLOSED = "connected, then silence", "another program answers there", "connected, then closed"
 STALLED = "small messages pass, 64 KiB do not"
@@ -38,7 +38,7 @@ _NONCE, _DIGEST, _MUCH = 16, 32, 1 << 16
 
 @dataclass(frozen=True)
 class Probe:
-    """One host's connection to the port of another, and what was wrong; nothing where all was well."""
+    """A test connection from one host to the port of another; `wrong` is empty where it succeeded."""
 
     source: str
     target: str
@@ -52,12 +52,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a node tells of its port, and of those of others.
+    """The connections of one node.
 
     Attributes:
-        place: where it is found.
-        wrong: why it can't listen.
-        probes: of the ports of other nodes.
+        place: the addresses of the node.
+        wrong: why it can't listen; empty where it can.
+        probes: its test connections to other nodes.
     """
 
     place: Place
@@ -66,7 +66,7 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
-    """Which other nodes this one reaches, by the first rank of each host."""
+    """Test connections to other nodes, by the first rank of each host."""
     own, others = gather_places(world)
     is_asking = leads_host(world) and bool(others)
     with contextlib.ExitStack() as stack:
@@ -86,7 +86,7 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
         asked = [other for other in others if is_asking and listeners[other.host][0]]
         with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
             probes = tuple(threads.map(ask, asked))
-        gather_hosts(world, None)  # all have asked what they wanted to
+        gather_hosts(world, None)  # a barrier: the listener is needed until all nodes have asked
     return Facts(own, wrong, probes) if leads_host(world) else None
 
 
@@ -95,10 +95,11 @@ def ephemeral_range() -> str:
 
 
 class Listener(socketserver.ThreadingTCPServer):
-    """A port that the kernel gives, and that answers to those who know its secret, until it is closed.
+    """A server on a port that the kernel chooses; it answers messages with their signatures until it is closed.
 
     Args:
         address: of the one interface that it listens on.
+        secret: the key of the signatures.
 
     Raises:
         OSError: it can't listen there.
@@ -121,9 +122,9 @@ class Listener(socketserver.ThreadingTCPServer):
 
 
 class Answer(socketserver.StreamRequestHandler):
-    """The signatures of what one connection sends."""
+    """Answers the small and the large message of one connection, each with its signature."""
 
-    # Longer than who connects: that one tells what became of it, and would only see that this one hung up.
+    # Seconds, more than the client waits: it reports its own time-out, and not that this side closed the connection.
     timeout = 3 * ANSWER_S
 
     def handle(self) -> None:
@@ -137,12 +138,12 @@ class Answer(socketserver.StreamRequestHandler):
 
 
 def sign(secret: str, words: bytes) -> bytes:
-    """The signature that only those make of `words` who know `secret`."""
+    """The signature of `words` by the key `secret`: HMAC with SHA-256."""
     return hmac.digest(secret.encode(), words, "sha256")
 
 
 def probe(address: str, port: int, secret: str) -> str:
-    """What is wrong with a listener that should know `secret`; empty where nothing is."""
+    """Tests a listener that should know `secret`; returns what is wrong with it, or an empty string."""
     try:
         connection = socket.create_connection((address, port), timeout=CONNECT_S)
     except OSError as error:
@@ -166,7 +167,7 @@ def probe(address: str, port: int, secret: str) -> str:
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """What the failed probes come from: all nodes, single nodes, single pairs."""
+    """The findings of failed probes, by cause: all nodes, single nodes, single pairs."""
     places = {host: facts[0].place for host, facts in by_host.items()}
     probes = [one for facts in by_host.values() for one in facts[0].probes]
     fix = (
@@ -187,7 +188,7 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def _causes(probes: Sequence[Probe], bad: Sequence[Probe]) -> Iterator[tuple[str, str, list[Probe]]]:
-    """What failed probes have in common: (where, what is wrong, which probes), each in one of these."""
+    """The causes of failed probes: (host, what is wrong, probes of this cause); each probe has one cause."""
     if len(bad) == len(probes) > 2:
         yield "", "no node reaches any other", list(bad)
         return
@@ -202,11 +203,11 @@ def _causes(probes: Sequence[Probe], bad: Sequence[Probe]) -> Iterator[tuple[str
 
 
 def _outlier(probes: Sequence[Probe], bad: Sequence[Probe]) -> str | None:
-    """The node that failures with two others at least, and with half of those it had to do with, have in common."""
+    """The node with failures to most others: at least two, and half of those it has probes with; None without one."""
     others = _others(bad)
     ranked = sorted(others, key=lambda node: len(others[node]), reverse=True)
     most = len(others[ranked[0]]) if ranked else 0
-    # Nodes that are cut off fail equally often; but where as many fail only among themselves, none is the odd one.
+    # Several nodes that are cut off fail equally often; but nodes that all fail among themselves have no outlier.
     tied = sum(len(each) == most for each in others.values())
     if most < 2 or (tied > 1 and tied >= most):
         return None
@@ -214,7 +215,7 @@ def _outlier(probes: Sequence[Probe], bad: Sequence[Probe]) -> str | None:
 
 
 def _others(probes: Sequence[Probe]) -> dict[str, set[str]]:
-    """The nodes that each node had to do with."""
+    """For each node, the nodes to or from which it has probes."""
     found: dict[str, set[str]] = {}
     for probe in probes:
         found.setdefault(probe.source, set()).add(probe.target)
@@ -223,7 +224,7 @@ def _others(probes: Sequence[Probe]) -> dict[str, set[str]]:
 
 
 def _wrong_with(node: str, bad: Sequence[Probe]) -> str:
-    """What is wrong with a node, from or to which all probes of `bad` went."""
+    """What is wrong with `node`, in words; each probe in `bad` is to or from it."""
     incoming = {probe.source: None for probe in bad if probe.target == node}
     outgoing = {probe.target: None for probe in bad if probe.source == node}
     others = listed(incoming | outgoing)
@@ -233,7 +234,7 @@ def _wrong_with(node: str, bad: Sequence[Probe]) -> str:
 
 
 def _finding(places: Mapping[str, Place], host: str, wrong: str, bad: Sequence[Probe]) -> Finding:
-    """The finding of probes that failed for one reason: all of them stalled, or none."""
+    """The finding of probes that failed for one cause: either all of them stalled, or none."""
     lines = [f"{one.source} -> {one.target} {places[one.target].address} port {one.port}: {one.wrong}" for one in bad]
     seen = listed(lines, between="; ")
     source, target = places[bad[0].source], places[bad[0].target]
