@@ -1,4 +1,4 @@
-"""The software of the nodes: the same image, code, Python, torch and packages everywhere, and settings alike."""
+"""The software of the nodes: whether image, code, Python, torch, packages and settings are the same on all."""
 
 import hashlib
 import os
@@ -21,10 +21,10 @@ from muster.units import listed
 NAME = "software"
 
 SHOWN = ("NCCL_", "GLOO_", "UCX_", "FI_", "OMP_", "TORCH_")
-"""How the names of variables begin that are told: none of them holds a secret."""
+"""Prefixes of the environment variables that are reported: none of these holds a secret."""
 
 NOT_COMPARED = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS", "NCCL_DEBUG_FILE")
-"""Variables that may well differ between nodes: interfaces have names of their own, cores are counted on each node."""
+"""Variables that may differ between nodes: each node has its own names of interfaces, and number of cores."""
 
 ONE_IMAGE = "start all nodes from the same image or folder: look for a copy on a node that was not updated"
 
@@ -36,21 +36,21 @@ COMPARED: tuple[tuple[str, str, Level], ...] = (
     ("nccl", "NCCL", "failed"),
     ("cudnn", "cuDNN", "warning"),
 )
-"""Facts that have to be the same on all nodes: by name, in words, and how bad it is where they are not."""
+"""Facts that have to be the same on all nodes: (field of Facts, its name in messages, level of the finding)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is installed on a node, and loaded there.
+    """The software that is installed and loaded on a node.
 
     Attributes:
         image: the version and the revision of the container image; `none` outside of one.
-        packages: all that is installed for this Python, with versions.
+        packages: all packages installed for this Python, with versions.
         code: a digest of this project's own files.
-        python: its version, without the last number.
-        torch: its version, and that of the CUDA that it was built for.
-        nccl: the version that torch's calls go to, and `nccl_path` the file.
-        variables: settings of what the ranks communicate through.
+        python: the version of Python, without the last number.
+        torch: the version of torch, and of the CUDA that it was built for.
+        nccl, nccl_path: the version and the file of the NCCL that torch's calls go to.
+        variables: the environment variables that begin with SHOWN.
     """
 
     image: str | None = None
@@ -65,7 +65,7 @@ class Facts:
 
 
 def gather(world: World, options: DoctorOptions) -> Facts | None:
-    """What is installed and loaded here, by the first rank of each host."""
+    """The software that is installed and loaded on this host, by its first rank."""
     if not ranks.leads_host(world):
         return None
     loaded: dict[str, Any] = attempt(versions.versions) or {}
@@ -84,12 +84,12 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
 
 
 def packages() -> tuple[str, ...]:
-    """All that is installed for this Python: `torch 2.10.0`."""
+    """All packages installed for this Python: `torch 2.10.0`."""
     return tuple(sorted({f"{each.name} {each.version}" for each in metadata.distributions()}))
 
 
 def code() -> str:
-    """A digest of this project's files."""
+    """A digest of this project's Python files: the first 12 hexadecimal digits of a SHA-256."""
     # In a clone some of the package's folders are links.
     walked = os.walk(ROOT / "muster", followlinks=True)
     files = sorted(Path(folder, name) for folder, _, names in walked for name in names if name.endswith(".py"))
@@ -98,14 +98,14 @@ def code() -> str:
 
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
-    """What is not the same on all nodes: what is installed and loaded, then settings."""
+    """The differences between nodes: of installed and loaded software, then of settings."""
     nodes = {host: facts[0] for host, facts in by_host.items()}
     found: list[Finding] = []
     for name, what, level in COMPARED:
         values = {host: getattr(node, name) for host, node in nodes.items()}
         found += differences(values, level, name, what, ONE_IMAGE)
     if not found:
-        # Of what was found already they are an echo.
+        # After a difference above, packages and paths differ as a consequence.
         installed = {host: node.packages for host, node in nodes.items()}
         of_nodes = [set(each) for each in installed.values() if each]
         everywhere = set[str].intersection(*of_nodes) if of_nodes else set[str]()
