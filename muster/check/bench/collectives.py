@@ -1,10 +1,10 @@
-"""The collectives: how each is called, what its message is, and which values have to come out.
+"""The collectives: the call, the message and the expected values of each.
 
-The size of a message and the bus bandwidth are those of nccl-tests. The bus bandwidth is what a rank's link to the
-others carries at least, whatever the algorithm: it can be compared with what the hardware is sold for.
+The size of a message and the bus bandwidth are defined as in nccl-tests. The bus bandwidth is the least that a rank's
+link to the others carries, whatever the algorithm: it can be compared with the hardware's nominal bandwidth.
 
-Messages are integers that float32 holds and adds up exactly, another one at each place: a message that is cut,
-shifted, or from another rank or an earlier call is found by its values.
+Messages are integers that float32 holds and adds up exactly, a different one at each index: a message that is cut,
+shifted, or from another rank or an earlier call is recognised by its values.
 
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md, and sendrecv.cu there for send_recv
 """
@@ -26,22 +26,22 @@ ELEMENT = 4
 """Bytes of a float32, of which all messages consist."""
 
 EXACT = 1 << 24
-"""Up to here float32 holds each integer. Source: IEEE 754, binary32 has 24 significant bits."""
+"""The integer up to which float32 holds every integer. Source: IEEE 754, binary32 has 24 significant bits."""
 
 PRIME = 16_777_213
-"""The largest below EXACT: no size of a part that an algorithm may choose is a multiple of it."""
+"""The largest prime below EXACT: values repeat after so many elements, and no chunk size is a multiple of it."""
 
 WEIGHTS = 61
-"""So many ranks in a row add different numbers to a sum."""
+"""The number of consecutive ranks that add different numbers to a sum."""
 
 STRIDE = 104_729
 BLOCK = 1 << 22
-"""Elements that are made, or looked at, at a time: what this needs of memory besides the messages is bounded."""
+"""Elements that are generated or compared at a time, to bound the memory that this needs besides the messages."""
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
 
 Pattern = Callable[[torch.Tensor], torch.Tensor]
-"""From places in a message, as int64, to the values there."""
+"""A function of indices in a message, as int64, that returns the values there, in the same shape."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class WrongValues:
 
     Attributes:
         size: bytes of the message.
-        rank, host: who got them.
+        rank, host: the receiver.
         index, expected, found: the first wrong element.
         count: how many elements are wrong.
-        source: the rank that they came from; None where they are of several.
+        source: the rank that sent them; None where several ranks may have.
     """
 
     collective: str
@@ -82,23 +82,23 @@ def shown(size: int) -> str:
 
 
 def sent_by(rank: int | torch.Tensor, index: torch.Tensor, salt: int) -> torch.Tensor:
-    """The values of `rank` at `index`, where they are passed on as they are. `salt` tells calls apart."""
+    """The values of `rank` at `index`, for collectives that do not sum. `salt` makes those of each call different."""
     return (index + (rank * STRIDE + salt)).remainder_(PRIME)
 
 
 def addend(world: World, index: torch.Tensor, salt: int) -> torch.Tensor:
-    """The values of this rank where those of all ranks are added up."""
+    """The values of this rank at `index`, for collectives that sum over all ranks."""
     return (index + salt).remainder_(period(world)).add_(world.rank % WEIGHTS)
 
 
 def total(world: World, index: torch.Tensor, salt: int) -> torch.Tensor:
-    """The sum of what all ranks have by `addend`; each partial sum is exact too, in whatever order."""
+    """The sum of the `addend` of all ranks; each partial sum is exact too, in any order."""
     weights = sum(rank % WEIGHTS for rank in range(world.world_size))
     return (index + salt).remainder_(period(world)).mul_(world.world_size).add_(weights)
 
 
 def period(world: World) -> int:
-    """After so many elements, an odd number, addends repeat; the sum of the largest ones is below EXACT."""
+    """The odd number of elements after which addends repeat, so small that the sum of the largest is below EXACT."""
     return (max(3, EXACT // world.world_size - WEIGHTS) - 1) | 1
 
 
@@ -109,10 +109,10 @@ def fill(message: torch.Tensor, pattern: Pattern) -> None:
 
 
 def compare(message: torch.Tensor, pattern: Pattern) -> tuple[int, float, str, int] | None:
-    """What is wrong in `message`, which has to be `pattern`; None if nothing is. It stays on its device.
+    """Compares `message` with `pattern` on its device; returns None if they are equal.
 
     Returns:
-        The place of the first wrong element, what it has to be and what it is, and how many are wrong.
+        The index of the first wrong element, its expected value, its value as text, and the number of wrong elements.
     """
     first: tuple[int, float, str] | None = None
     count = 0
@@ -125,24 +125,24 @@ def compare(message: torch.Tensor, pattern: Pattern) -> tuple[int, float, str, i
         count += int(wrong.sum())
         if first is None:
             place = int(wrong.to(torch.uint8).argmax())
-            # Nine digits tell all numbers of fp32 apart.
+            # Nine digits distinguish all numbers of float32.
             first = (start + place, float(expected[place]), f"{float(part[place]):.9g}")
     return None if first is None else (*first, count)
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One of them.
+    """A collective operation.
 
     Attributes:
-        passes: how often a rank's link carries the share of all other ranks; 0 where it carries the message once.
-        call: does it once, of the buffers of what is sent and of what is received.
-        giver: the rank that a part of what a rank gets comes from, of the world and the part's number; None where the
-            values of all ranks are added up.
-        is_split: its message has as many parts as there are ranks; without it, a part is the whole message.
-        sends_all, gets_all: a rank sends, receives, the whole message, not a part.
-        is_in_place: it receives where it sends from.
-        root: the rank that sends or receives alone; -1 without one.
+        passes: how often a rank's link carries the parts of all other ranks; 0 where it carries the message once.
+        call: runs the operation once, on the send buffer and the receive buffer.
+        giver: returns, for a world and the number of a received part, the rank that sent the part; None where the
+            values of all ranks are summed.
+        is_split: whether the message has one part for each rank; if not, the whole message is one part.
+        sends_all, gets_all: whether a rank sends, or receives, the whole message and not one part.
+        is_in_place: whether the send buffer is the receive buffer.
+        root: the only rank that sends, or receives; -1 without one.
     """
 
     name: str
@@ -156,22 +156,22 @@ class Collective:
     root: int = -1
 
     def bus_factor(self, num_ranks: int) -> float:
-        """What the algorithm bandwidth is multiplied by to get the bus bandwidth."""
+        """The bus bandwidth divided by the algorithm bandwidth."""
         return self.passes * (num_ranks - 1) / num_ranks if self.passes else 1.0
 
     def num_parts(self, num_ranks: int) -> int:
         return num_ranks if self.is_split else 1
 
     def part(self, world: World, size: int) -> int:
-        """The elements of a part of a message of about `size` bytes; one at least."""
+        """The number of elements in a part of a message of at most `size` bytes; one at least."""
         return max(1, size // ELEMENT // self.num_parts(world.world_size))
 
     def size(self, world: World, size: int) -> int:
-        """The bytes of its message that comes next to `size`: one of parts has equal ones."""
+        """The bytes of the largest message in equal parts, of at most `size` bytes; one element a part at least."""
         return self.part(world, size) * self.num_parts(world.world_size) * ELEMENT
 
     def buffers(self, world: World, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of what is sent, and of what is received, for a message of `size` bytes; in place they are one."""
+        """The send and the receive buffer, one-dimensional, for a message of `size` bytes; the same one if in place."""
         part, whole = self.part(world, size), self.size(world, size) // ELEMENT
         got = torch.empty(whole if self.gets_all else part, device=world.device)
         if self.is_in_place:
@@ -179,16 +179,16 @@ class Collective:
         return torch.empty(whole if self.sends_all else part, device=world.device), got
 
     def sends(self, world: World, salt: int) -> Pattern | None:
-        """What a rank sends; None where it sends nothing."""
+        """The values that this rank sends; None where it sends nothing."""
         if self.giver is None:
             return lambda index: addend(world, index, salt)
         is_silent = self.root >= 0 and world.rank != self.root
         return None if is_silent else lambda index: sent_by(world.rank, index, salt)
 
     def gets(self, world: World, part: int, salt: int) -> Pattern | None:
-        """What a rank has to receive, in parts of so many elements; None where nothing that it receives counts."""
+        """The values that this rank has to receive; `part` elements a part. None where its buffer is undefined."""
         giver = self.giver
-        # Of what was sent in parts for all, a rank gets its own part.
+        # If each rank sends a part to every rank, this rank receives the parts with its own number.
         own = world.rank * part if self.is_split and self.sends_all else 0
         if giver is not None:
             return lambda index: sent_by(giver(world, index // part), own + index % part, salt)
@@ -196,7 +196,7 @@ class Collective:
         return None if gets_nothing else lambda index: total(world, own + index, salt)
 
     def check(self, world: World, size: int, salt: int) -> WrongValues | None:
-        """What is wrong in what this rank receives by one call, in buffers of its own."""
+        """Makes one call with new buffers; returns the wrong values that this rank received, or None."""
         (sent, got), part = self.buffers(world, size), self.part(world, size)
         got.fill_(float("nan"))
         sends, gets = self.sends(world, salt), self.gets(world, part, salt)
@@ -207,7 +207,7 @@ class Collective:
         if wrong is None:
             return None
         index, *_, count = wrong
-        # Where more is wrong than fits into a part it is of several ranks.
+        # More wrong elements than fit into one part come from several ranks.
         source = None if self.giver is None or count > part else self.giver(world, index // part)
         return WrongValues(self.name, self.size(world, size), world.rank, world.host, *wrong, source)
 
@@ -254,17 +254,17 @@ ALL = (
 )
 
 BARRIER = "barrier"
-"""It has no message, and so no size and no bandwidth."""
+"""The collective without a message, and so without a size and a bandwidth."""
 
 BY_NAME = {one.name: one for one in ALL}
 NAMES = (*BY_NAME, BARRIER)
 
 
 def chosen(text: str) -> tuple[str, ...]:
-    """The names that `--collectives` stands for, each once, in the order of NAMES.
+    """The names of the collectives in `--collectives=text`, each once, in the order of NAMES.
 
     Raises:
-        MusterError: one of them is none.
+        MusterError: a name is unknown, or there is none.
     """
     words = [word.strip().lower().replace("-", "_") for word in text.split(",") if word.strip()]
     unknown = [word for word in words if word not in (*NAMES, "all")]

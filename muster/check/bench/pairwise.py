@@ -1,8 +1,8 @@
-"""Every pair of nodes by itself: the mode of bench that names the slow link or node.
+"""The mode of bench that measures every pair of nodes by itself, and names the slow link or node.
 
-All ranks of both nodes take part side by side, each with the one of the same local rank, as each may have a network
-card of its own. Many pairs are measured at once, but no node is in two of them. Where anything seems slow, or
-links differ much, all is measured again, up to twice.
+All ranks of both nodes take part at the same time, each with its partner of the same local rank, as each may have its
+own network card. Many pairs are measured at the same time, but a node is in only one of them. If anything seems slow,
+or links differ much, everything is measured again, up to twice.
 """
 
 import time
@@ -23,29 +23,29 @@ from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World
 
 SIZES = {"gloo": "4M", "nccl": "16M"}
-"""Messages, where `--max-size` is not given."""
+"""The largest message by backend, where `--max-size` is not given."""
 
 LEAST = 1 << 16
-"""Bytes of the first messages, and of all on a link that is very slow."""
+"""Bytes of the first messages; on a very slow link, of all messages."""
 
 BUDGET_S = 0.5
-"""For about so long each direction of a pair is measured."""
+"""Seconds, approximately, for which each direction of a pair is measured."""
 
 TRIES, FEWEST = 3, 3
-"""Messages of each size on the way to the largest; messages that are counted, however slow they are."""
+"""Messages of each size while the size grows; the least number of messages that are timed, however slow they are."""
 
 TIMES = 1.5
-"""How many times as long as usual a link takes that is called slow.
+"""A link is slow if a message takes more than this many times as long as usual.
 
-A link that came up at half its width takes twice as long, less what is the same on all links: latency, and the hosts'
-own share. The best messages of healthy links, of up to three measurements, differ less than this.
+A link that came up at half its width takes twice as long, less what is the same on all links: latency, and the time
+spent in the hosts. The best messages of healthy links, of up to three measurements, differ less than this.
 """
 
 MEASUREMENTS = 3
-"""So often all is measured at most: a busy host slows links too, but seldom the same one each time."""
+"""The most measurements of all pairs: a busy host slows links too, but seldom the same one each time."""
 
 MATRIX = 16
-"""Up to so many nodes the figures are a matrix; above it the slowest links are listed."""
+"""The most nodes for which a matrix is printed; for more, the slowest links are listed."""
 
 LISTED = 10
 
@@ -57,19 +57,19 @@ RULE = (
 
 DOES = ("sends", "receives")
 End = tuple[str, str]
-"""A node, and which of DOES."""
+"""One end of a direction: a node, and whether it sends or receives (one of DOES)."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One direction between two nodes; where they have several ranks, the slowest of those that went side by side.
+    """The figures of one direction between two nodes: of several ranks measured at the same time, the slowest one's.
 
     Attributes:
-        gb_s, best_gb_s: 10^9 bytes a second, by the middle and by the best message.
-        latency_us: of the shortest message, one way.
+        gb_s, best_gb_s: 10^9 bytes a second, by the median and by the best message.
+        latency_us: half of the shortest round trip of an 8-byte message.
         size: bytes of a message.
-        local_rank: the rank of each node that was the slowest.
-        num_ranks: how many of each went side by side.
+        local_rank: the local rank of the slowest rank, the same on both nodes.
+        num_ranks: how many ranks of each node were measured at the same time.
     """
 
     source: str
@@ -91,9 +91,9 @@ class Row:
 
 
 def run(world: World, options: BenchOptions) -> list[Row]:
-    """A row for each direction of all pairs of nodes of `world`, on all ranks the same; none for one node.
+    """Measures all pairs of nodes; returns a row for each direction, the same on all ranks, and none for one node.
 
-    To be called on all ranks, once there is a group.
+    To be called on all ranks, once the process group is open.
 
     Raises:
         MusterError: two nodes can't reach each other.
@@ -108,16 +108,16 @@ def run(world: World, options: BenchOptions) -> list[Row]:
     rows = _measure(link)
     for _ in range(MEASUREMENTS - 1):
         if errors(rows) or differ(rows) > TIMES:
-            # It may have been something passing: of each direction the better of both counts.
+            # The cause may be temporary: for each direction the better measurement counts.
             rows = better(rows, _measure(link))
     return rows
 
 
 def rounds(num_nodes: int) -> list[dict[int, int]]:
-    """All pairs that are measured, as rounds: in each, a node has one partner, or none."""
+    """All pairs to measure, in rounds: each round maps a node to its only partner, and leaves out nodes without one."""
     pairs = [(node, other) for node in range(num_nodes) for other in partners(node, num_nodes) if node < other]
     if num_nodes <= ALL_PAIRS_UP_TO:
-        # As in a tournament: pairs whose numbers have the same sum have no node in common.
+        # As in a round-robin tournament: pairs with the same sum modulo num_nodes have no node in common.
         pairs.sort(key=lambda pair: sum(pair) % num_nodes)
     found: list[dict[int, int]] = []
     for node, other in pairs:
@@ -129,7 +129,7 @@ def rounds(num_nodes: int) -> list[dict[int, int]]:
 
 
 def _measure(link: "Link") -> list[Row]:
-    """A row for each direction of all pairs, on all ranks the same."""
+    """Measures all pairs once; returns a row for each direction, the same on all ranks."""
     world, hosts = link.world, link.world.nodes
     nodes = [[rank for rank, host in enumerate(world.hosts) if host == each] for each in hosts]
     node = hosts.index(world.host)
@@ -164,15 +164,15 @@ def _measure(link: "Link") -> list[Row]:
 
 @dataclass
 class Link:
-    """This rank's end of a link: what it sends, and how.
+    """This rank's end of a link: its buffer, and the protocol.
 
-    The sender says how many bytes come next, or 0 for the end; the receiver answers when it is ready, and again when
-    it has them.
+    The sender announces the number of bytes that come next, or 0 for the end; the receiver answers when it is ready,
+    and again when it has received them.
 
     Attributes:
-        buffer: what is sent, and overwritten.
-        size: bytes of a message, at most.
-        iters: messages, at most.
+        buffer: the bytes that are sent, or overwritten by those received.
+        size: bytes of the largest message.
+        iters: the most messages that are timed, unless it is below FEWEST.
     """
 
     world: World
@@ -181,12 +181,12 @@ class Link:
     iters: int
 
     def barrier(self) -> None:
-        """Returns when all ranks have come."""
+        """Returns when all ranks have called it."""
         dist.barrier()
         wait_for_device(self.world)
 
     def send(self, peer: int) -> tuple[float, float, float, int]:
-        """10^9 bytes a second by the median and by the best message, the least us one way, and a message's bytes."""
+        """Sends messages to `peer`; returns the gb_s, best_gb_s, latency_us and size of a Row."""
         latencies: list[float] = []
         size = min(LEAST, self.size)
         while True:
@@ -202,7 +202,7 @@ class Link:
         return 1e-9 * size / median(times), 1e-9 * size / min(times), 1e6 * min(latencies), size
 
     def receive(self, peer: int) -> None:
-        """Takes what `peer` sends, to its end."""
+        """Receives messages from `peer` until it announces the end."""
         header = torch.zeros(1, dtype=torch.int64, device=self.buffer.device)
         while True:
             self._move(dist.irecv, header, peer)
@@ -214,7 +214,7 @@ class Link:
             self._move(dist.isend, header, peer)
 
     def _message(self, peer: int, size: int, latencies: list[float]) -> float:
-        """Seconds from the start of a message until the answer to it has come."""
+        """Sends one message; returns the seconds until it was answered, and adds its latency in s to `latencies`."""
         header = torch.full((1,), size, dtype=torch.int64, device=self.buffer.device)
         wait_for_device(self.world)
         started = time.perf_counter()
@@ -228,16 +228,16 @@ class Link:
         return ended - ready
 
     def _move(self, how: Any, tensor: torch.Tensor, peer: int) -> None:
-        # By the communicator of all ranks: single calls would have NCCL make one for each pair.
+        # A batch uses the communicator of all ranks: for single calls NCCL would create one for each pair.
         for work in dist.batch_isend_irecv([dist.P2POp(how, tensor, peer)]):
             work.wait()
         wait_for_device(self.world)
 
 
 def errors(rows: Sequence[Row]) -> list[MusterError]:
-    """What to say of what is slow: of a node that sends or receives slowly only that; else of each link."""
+    """The errors for slow nodes, and for slow links between other nodes."""
     suspects = {node for node, _ in slow_ends(rows)}
-    # What both of its directions are held against: the links between the other nodes.
+    # Both directions of a suspect are compared with the links between the other nodes.
     usual = _usual(row.best_gb_s for row in rows if suspects.isdisjoint(row.direction))
     slow: dict[str, list[list[Row]]] = {}
     for node, does in product(sorted(suspects), DOES):
@@ -271,10 +271,10 @@ def is_slow(best_gb_s: float, usual_gb_s: float) -> bool:
 
 
 def slow_ends(rows: Sequence[Row]) -> set[End]:
-    """What is slow of what nodes send, and of what they receive, by its best link and the best ones of the others.
+    """The ends whose best link is slow, compared with the best links of the other ends.
 
-    Ends are counted, not links: two slow nodes of five have most of the links. The links of a slow end are left out
-    before the next is looked for.
+    Ends are compared, not links, as two slow nodes of five have most of the links. The links of a slow end are left
+    out before the next one is searched for.
     """
     left, found = list(rows), set[End]()
     while True:
@@ -282,7 +282,7 @@ def slow_ends(rows: Sequence[Row]) -> set[End]:
         for row in left:
             for end in row.ends:
                 by_end.setdefault(end, []).append(row.best_gb_s)
-        # Of a single link nobody can tell which end is slow.
+        # A single link does not show which of its ends is slow.
         best = {end: max(each) for end, each in by_end.items() if len(each) > 1}
         worst = min(best, key=lambda end: best[end], default=None)
         if worst is None or not is_slow(best[worst], _usual(best.values())):
@@ -292,29 +292,29 @@ def slow_ends(rows: Sequence[Row]) -> set[End]:
 
 
 def _usual(figures: Iterable[float]) -> float:
-    # The higher one: of two directions, or two nodes in four, the slow ones are not what is usual.
+    # The higher median: if one of two directions is slow, or two of four nodes are, the faster ones are the usual ones.
     return median_high([*figures] or [0.0])
 
 
 def differ(rows: Sequence[Row]) -> float:
-    """How many times as long as the fastest direction the slowest takes."""
+    """The ratio of the fastest direction's best bandwidth to the slowest direction's."""
     figures = [row.best_gb_s for row in rows]
     return max(figures) / min(figures) if figures else 1.0
 
 
 def better(first: Sequence[Row], again: Sequence[Row]) -> list[Row]:
-    """The faster of both measurements of each direction, which are in the same order."""
+    """The faster row of each direction; both measurements have their rows in the same order."""
     return [max(pair, key=lambda row: row.best_gb_s) for pair in zip(first, again, strict=True)]
 
 
 def _which(rows: Sequence[Row]) -> str:
-    """Of nodes with several ranks, the one that is always the slowest: it may have a network card of its own."""
+    """The local rank that is always the slowest, in words, if nodes have several: it may have its own network card."""
     ranks = {row.local_rank for row in rows}
     return f", always at local rank {ranks.pop()}" if len(ranks) == 1 and rows[0].num_ranks > 1 else ""
 
 
 def _speeds(rows: Sequence[Row]) -> str:
-    """0.1 GB/s, or 0.1 to 0.2 GB/s."""
+    """The range of best bandwidths in words: 1.50 GB/s, or 1.50 to 2.00 GB/s."""
     low, high = (pick(row.best_gb_s for row in rows) for pick in (min, max))
     return f"{bandwidth(low)} GB/s" if high < 1.1 * low else f"{bandwidth(low)} to {bandwidth(high)} GB/s"
 
@@ -328,7 +328,7 @@ def about(rows: Sequence[Row]) -> str:
 
 
 def matrix(rows: Sequence[Row], hosts: Sequence[str]) -> str:
-    """The figures as a matrix; of many nodes the slowest links."""
+    """The bandwidths as a matrix, from row to column; for more than MATRIX nodes, a list of the slowest links."""
     if len(hosts) > MATRIX:
         slowest = sorted(rows, key=lambda row: row.best_gb_s)[:LISTED]
         lines = [f"{row.source} -> {row.target}  {bandwidth(row.gb_s)} GB/s" for row in slowest]
