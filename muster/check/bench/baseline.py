@@ -1,11 +1,11 @@
-"""A baseline: what was measured here before, and how today's figures are held against it.
+"""A baseline: the figures of an earlier measurement, and the comparison of new figures with them.
 
-A baseline keeps several passes of each row. A row is too slow when each of today's passes, of which there are as many,
-took longer than the slowest pass of the baseline by more than the factor between the slowest and the fastest pass
-then: the row's own factor, or the middle one of all rows where that is larger. So what a machine varies by is known
-from the machine itself. Held are the mean call and the middle one: half the bandwidth makes both twice as long; what
-comes now and then, as of a link that loses packets, shows in the mean; and where calls are held up now and then on
-healthy machines too, only the middle one tells.
+A baseline keeps several passes of each row. A row is too slow when each of its new passes, of which there are as many,
+takes longer than the slowest pass of the baseline by more than the factor between the slowest and the fastest pass of
+the baseline: the row's own factor, or the median of all rows' factors where that is larger. So the tolerance is the
+machine's own variation. The mean call and the median call are compared: half the bandwidth makes both twice as long; an
+occasional delay, as on a link that loses packets, shows in the mean; and where healthy machines have occasional delays
+too, only the median shows a slow row.
 """
 
 import json
@@ -34,16 +34,16 @@ from muster.variables import LaunchVariable
 Key = tuple[str, int]
 
 PASSES = 5
-"""How often a row of a baseline is measured, and how often at most one that is held against it."""
+"""The passes of each row in a baseline, and the most passes of a row that is compared with one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where figures are from; only those of an equal setting can be compared.
+    """The conditions of a measurement: figures can be compared only if their settings are equal.
 
     Attributes:
         site: the site's name; empty where none is known.
-        ranks: of each node, by node.
+        ranks: the number of ranks on each node.
         gpus: the different names of the GPUs; none on CPUs.
     """
 
@@ -56,7 +56,7 @@ class Setting:
 
     @classmethod
     def of(cls, world: World) -> "Setting":
-        """The setting of all ranks, on all of them."""
+        """The setting of this measurement. To be called on all ranks."""
         gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else ""
         return cls(
             site=site(os.environ),
@@ -69,7 +69,7 @@ class Setting:
 
 
 def site(environ: Mapping[str, str]) -> str:
-    """The site's name: the launch's word, the user's, or the cluster's own name; empty where nothing tells."""
+    """The site's name, as the launch found it, the user set it, or Slurm names its cluster; else empty."""
     for name in (LaunchVariable.SITE_FOUND, "MUSTER_SITE", "SLURM_CLUSTER_NAME"):
         if environ.get(name, "auto") not in ("auto", "off", ""):
             return environ[name]
@@ -77,7 +77,7 @@ def site(environ: Mapping[str, str]) -> str:
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A row as a baseline keeps it: the timing of each pass."""
+    """A row of a baseline, with the timing of each pass."""
 
     collective: str
     size: int
@@ -85,10 +85,10 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What a file holds.
+    """The contents of a baseline file.
 
     Attributes:
-        muster_bench: the version of this form.
+        muster_bench: the version of the file format.
         about: versions, network and date: for people, not for comparing.
     """
 
@@ -105,14 +105,14 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Slow:
-    """A row that is slower than it may be.
+    """A row that is too slow.
 
     Attributes:
-        figure: which of its times.
-        num_passes: so often it was measured.
+        figure: which of its times is too long: mean or p50.
+        num_passes: how often it was measured.
         now_us: the figure of its fastest pass.
-        slowest_us: that of the slowest pass of the baseline.
-        factor: so many times as long it may have taken.
+        slowest_us: the figure of the baseline's slowest pass.
+        factor: how many times as long as that slowest pass it may take.
     """
 
     collective: str
@@ -125,7 +125,7 @@ class Slow:
 
 
 def find_slow(rows: Sequence[Row], baseline: Baseline) -> list[Slow]:
-    """The rows that are too slow, each once; those that the baseline does not have can't be."""
+    """The rows that are too slow, each once; rows that the baseline does not have are not compared."""
     found: dict[Key, Slow] = {}
     for figure in ("mean", "p50"):
         times = {key: [getattr(one, f"{figure}_s") for one in passes] for key, passes in baseline.passes.items()}
@@ -142,21 +142,21 @@ def find_slow(rows: Sequence[Row], baseline: Baseline) -> list[Slow]:
 
 
 def _factors(times: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
-    """So many times as long as the slowest of its `times` each row may take."""
+    """How many times as long as the slowest of its `times` each row may take."""
     own = {key: max(each) / min(each) for key, each in times.items()}
     common = statistics.median(own.values()) if own else 1.0
     return {key: max(factor, common) for key, factor in own.items()}
 
 
 def least_found(baseline: Baseline) -> float:
-    """How many times as long as usual half of the rows must take to be found: what a PASS is worth."""
+    """The sensitivity of a comparison: half of the rows are found if they take this many times as long as usual."""
     times = {key: [one.p50_s for one in passes] for key, passes in baseline.passes.items()}
     factors = _factors(times)
     return statistics.median(max(each) * factors[key] / statistics.median(each) for key, each in times.items())
 
 
 def errors(slow: Sequence[Slow], path: str) -> list[MusterError]:
-    """What to say of the rows that are too slow: one for each collective, with its worst size."""
+    """The errors for the rows that are too slow: one for each collective, with its worst size."""
     found: list[MusterError] = []
     for name in dict.fromkeys(one.collective for one in slow):
         own = [one for one in slow if one.collective == name]
@@ -175,13 +175,13 @@ def errors(slow: Sequence[Slow], path: str) -> list[MusterError]:
 
 
 def load(world: World, options: BenchOptions, setting: Setting) -> Baseline | None:
-    """The baseline to hold the figures against, on all ranks; None without one.
+    """The baseline to compare the figures with, on all ranks; None without one.
 
-    Rank 0 reads the files: other nodes need not see them. One that is to be replaced is looked at here too, before
-    much time is spent on measuring.
+    Rank 0 reads the files: other nodes need not see them. The file to save to is checked here too, before much time is
+    spent on measuring.
 
     Raises:
-        MusterError: on rank 0: a file can't be read, or is of another setting.
+        SharedFault: on all ranks: options conflict, a file can't be read or written, or is of another setting.
     """
     known = agree(world, lambda: _read_files(options, setting) if world.main else None)
     return msgspec.convert(world.gather(msgspec.to_builtins(known))[0], Baseline | None)
@@ -194,7 +194,7 @@ def _read_files(options: BenchOptions, setting: Setting) -> Baseline | None:
         raise MusterError(wrong, seen="--pairwise with --baseline or --save-baseline", fix="leave one of them out")
     if options.save_baseline is not None:
         path = Path(options.save_baseline)
-        with _writing(path):  # now, and not when all is measured
+        with _writing(path):  # checked before the measurement, not after it
             folder = path.absolute().parent
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
@@ -204,7 +204,7 @@ def _read_files(options: BenchOptions, setting: Setting) -> Baseline | None:
 
 
 def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, Any]) -> None:
-    """Writes the baseline of `rows`, in place of one that is there.
+    """Writes the baseline of `rows`, and replaces an existing one.
 
     Raises:
         MusterError: it can't be written, or nothing was measured.
@@ -214,7 +214,7 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
         fix = "--collectives with others, or all"
         raise MusterError("nothing was measured that a baseline could keep", seen=f"--save-baseline={path}", fix=fix)
     baseline = Baseline(setting=setting, about=about, rows=kept)
-    # Here and not above: it takes time to load, and most runs keep no baseline.
+    # Not imported above, as it takes time to load, and most runs save no baseline.
     from muster.train.checkpoint.storage import write_text
 
     with _writing(path):
@@ -231,7 +231,7 @@ def read(path: str, option: str, setting: Setting) -> Baseline:
     """The baseline in the file `path`, which `option` names.
 
     Raises:
-        MusterError: it can't be read, is none, or is of another setting; the message says what differs.
+        MusterError: it can't be read, is no baseline, or is of another setting; the message says what differs.
     """
     fix = f"{option}=FILE that `muster bench --save-baseline FILE` wrote, or another name"
     try:

@@ -1,11 +1,11 @@
-"""Which network the ranks really used, by NCCL's own log, and whether it is the one that they should have.
+"""The network that the ranks really used, by NCCL's own log, and whether it is the expected one.
 
-NCCL falls back to TCP without an error. What it did stands in its log, which goes to a file in memory for each rank.
-The wording of 2.12 to 2.30 is known:
+NCCL falls back to TCP without an error. Its log shows what it did, and goes to a file in memory for each rank. The
+wording of NCCL 2.12 to 2.30 is known:
 
-    Using network IB                                    what it would cross the network by
-    Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA      what it does cross it by, with GPUDirect
-    Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM           what it does inside a node
+    Using network IB                                    the network for connections between nodes, if there are any
+    Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA      the network of one connection, with GPUDirect
+    Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM           the transport of a connection inside a node
 
 Source: https://github.com/NVIDIA/nccl/blob/master/src/transport/net.cc and the files beside it.
 """
@@ -28,19 +28,19 @@ from muster.units import listed
 from muster.variables import LaunchVariable
 
 FOUND = LaunchVariable.FABRIC_FOUND
-"""Set by the launch: the fabric by its profile's name, tcp, or off."""
+"""The variable that the launch sets: the name of the fabric's profile, tcp, or off."""
 
 NO_RDMA = ("tcp",)
-"""The fabrics in jobs/fabrics that are none."""
+"""The fabrics in jobs/fabrics that have no RDMA."""
 
 # Networks of NCCL, and libfabric's providers, that send by TCP.
 _TCP = ("socket", "fastsocket")
 _TCP_PROVIDERS = ("tcp", "sockets", "udp")
 
 SHOWN: list[str] = []
-"""The level of a user who wanted to see the log, which now goes elsewhere: it has to be shown."""
+"""The user's NCCL_DEBUG if it asks for the log: as the log goes to a file in memory, it has to be printed too."""
 
-# What stands before differs by version and settings.
+# The beginning of a line differs by version and settings.
 _LINE = re.compile(r"NCCL (INFO|WARN) (.*\S)")
 _VERSION = re.compile(r"NCCL version (\d\S*)")
 _CHOSEN = re.compile(r"Using network (.+)")
@@ -52,16 +52,16 @@ _PROVIDER = re.compile(r"NET/OFI Selected provider is ([^\s,]+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What the log of one process's NCCL shows.
+    """The contents of one process's NCCL log.
 
     Attributes:
-        version: its own, as `2.27.5+cuda12.9`.
-        network: the one in use, with libfabric's provider; where no connection of this process crosses, the one that it
-            would use; empty where the log does not have it.
-        is_tcp: whether it is TCP, or any of several is.
+        version: NCCL's, as `2.27.5+cuda12.9`.
+        network: the network in use, with libfabric's provider; where this process has no connection over a network, the
+            one that it would use; empty where the log names none.
+        is_tcp: whether the network, or one of several, is TCP.
         gpudirect: whether all its connections over a network read the GPU's memory directly; None where it has none.
         within: its transports inside a node, or over NVLink: P2P/CUMEM, SHM, NVLS, COLLNET/SHARP.
-        warnings: what NCCL itself calls so.
+        warnings: NCCL's messages of the level WARN.
     """
 
     version: str = ""
@@ -77,10 +77,10 @@ class RankTransport:
     """The transport of one rank.
 
     Attributes:
-        expected: the network to be expected here, and by what; empty where nothing shows one.
-        is_rdma: whether that is more than TCP.
-        log: what NCCL printed.
-        interface: gloo's, as it was set; empty where it goes by the host's name.
+        expected: the network to be expected here, with the evidence for it; empty without evidence.
+        is_rdma: whether the expected network is RDMA.
+        log: the contents of NCCL's log.
+        interface: GLOO_SOCKET_IFNAME; empty where gloo resolves the host's name instead.
     """
 
     host: str
@@ -92,14 +92,14 @@ class RankTransport:
 
 @dataclass(frozen=True)
 class Transport:
-    """What the ranks speak through.
+    """The network that the ranks communicate through.
 
     Attributes:
         network: IB, Socket, AWS Libfabric (cxi) between nodes; P2P/CUMEM inside one; gloo over eth0.
-        says: one line.
+        says: the network in one line.
         gpudirect: whether all connections between nodes read the GPUs' memory directly; None where there are none.
         notes: what else the user should know.
-        error: why it is not what was to be expected.
+        error: what is wrong, if the network is not the expected one.
     """
 
     network: str
@@ -110,7 +110,7 @@ class Transport:
 
 
 def used(world: World, options: BenchOptions) -> Transport:
-    """What the ranks used so far, on all ranks the same. To be called on all, after the first collectives."""
+    """The network used so far, the same on all ranks. To be called on all ranks, after the first collectives."""
     if world.world_size == 1:
         return Transport("none", "one rank: nothing to speak to")
     is_gloo = world.backend == "gloo"
@@ -142,8 +142,8 @@ def of_gloo(ranks: Sequence[RankTransport]) -> Transport:
 def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Transport:
     """The transport of NCCL, by the logs of all ranks.
 
-    Between nodes, TCP or silence is a failure where any node has reason to expect RDMA: nothing else proves that it
-    was used. With `allow_tcp` it is a note.
+    Between nodes, TCP, or a log that names no network, is an error if any node has reason to expect RDMA: only the log
+    proves that it was used. With `allow_tcp` it is a note.
     """
     version = next((each.log.version for each in ranks if each.log.version), "")
     name = f"NCCL {version}".rstrip()
@@ -171,7 +171,7 @@ def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Trans
 
 
 def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
-    """Why the network is not the one to be expected; None where it is."""
+    """The error for a network that is not the expected one, or not the same on all ranks; None otherwise."""
     rdma = next((f"{each.expected} on {each.host}" for each in ranks if each.is_rdma), "")
     silent, tcp = [each for each in ranks if not each.log.network], [each for each in ranks if each.log.is_tcp]
     known = [each for each in ranks if each.log.network]
@@ -194,7 +194,7 @@ def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
 
 
 def _networks(ranks: Sequence[RankTransport]) -> str:
-    """Socket on node02, node03; IB on node01."""
+    """The networks with their hosts, in words: Socket on node02, node03; IB on node01."""
     networks = dict.fromkeys(each.log.network for each in ranks)
     return "; ".join(f"{name} on {_hosts([each for each in ranks if each.log.network == name])}" for name in networks)
 
@@ -204,11 +204,11 @@ def _hosts(ranks: Sequence[RankTransport]) -> str:
 
 
 def expected(found: str, root: str = "/") -> tuple[str, bool]:
-    """The network to be expected here, with what shows it, and whether it is RDMA.
+    """The network to be expected here, with the evidence for it, and whether it is RDMA.
 
     Args:
-        found: what the launch found; empty, or `off`, where it has not looked: then it is by RDMA's device files, none
-            of which counts where not one of the ports has a link.
+        found: the fabric that the launch found; empty, or `off`, if it did not look for one. Then the evidence is the
+            device files of RDMA, without those of InfiniBand if none of its ports has a link.
     """
     if found and found != "off":
         return (f"TCP by {FOUND}", False) if found in NO_RDMA else (f"{found} by {FOUND}", True)
@@ -221,14 +221,14 @@ def expected(found: str, root: str = "/") -> tuple[str, bool]:
 
 
 def request_log(environ: MutableMapping[str, str]) -> None:
-    """Asks NCCL, before it is loaded, for its log: in the file that the user named, or in one in memory.
+    """Makes NCCL, which is not loaded yet, write its log: to the file that the user named, or to one in memory.
 
-    No crash can leave that behind.
+    A file in memory is not left behind after a crash.
     """
     if (level := environ.get("NCCL_DEBUG", "").upper()) not in ("INFO", "TRACE"):
         environ["NCCL_DEBUG"] = "INFO"
     wanted = environ.get("NCCL_DEBUG_SUBSYS", "")
-    # With a ^ before them they are those that are not wanted.
+    # A list that begins with ^ names the subsystems that are not wanted.
     names = [] if wanted.startswith("^") else [name for name in wanted.upper().split(",") if name]
     if "ALL" not in names:
         environ["NCCL_DEBUG_SUBSYS"] = ",".join(dict.fromkeys([*names, "INIT", "NET"]))
@@ -249,7 +249,7 @@ def log_text() -> str:
 
 
 def parse_log(text: str) -> NcclLog:
-    """What the log `text` of one process shows."""
+    """The contents of one process's log, `text`."""
     chosen: list[str] = []
     connected: list[str] = []
     directs: list[bool] = []
@@ -268,7 +268,7 @@ def parse_log(text: str) -> NcclLog:
             within.append("NVLS")
     networks = tuple(dict.fromkeys(connected or chosen))
     version, found = _VERSION.search(text), _PROVIDER.search(text)
-    # Of a plugin: one that was opened need not be used.
+    # The provider is a plugin's, which NCCL may open without using it.
     provider = found[1] if found and not {"IB", "Socket"}.issuperset(networks) else ""
     return NcclLog(
         version=version[1] if version else "",
