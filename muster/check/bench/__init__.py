@@ -1,6 +1,6 @@
-"""Measures the network between the ranks, and whether it brings what was sent.
+"""Measures the network between the ranks, and checks that messages arrive unchanged.
 
-`run` meets the ranks, and prints what came of it; `sweep` goes through `collectives` and sizes, checks values and takes
-the time; `transport` tells which network was used, `baseline` what is slower than before. `pairwise` measures each pair
-of nodes by itself.
+`run` connects the ranks and prints the results; `sweep` times `collectives` at all sizes and checks their values;
+`transport` finds out which network was used, `baseline` what is slower than before. `pairwise` measures each pair of
+nodes by itself.
 """

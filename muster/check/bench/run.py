@@ -1,4 +1,4 @@
-"""One rank of a measurement, from the meeting of the ranks to the exit code; and what rank 0 prints and writes."""
+"""One rank of a measurement, from connecting the ranks to the exit code; and the report that rank 0 prints."""
 
 import json
 import os
@@ -31,7 +31,7 @@ from muster.units import listed
 from muster.variables import LaunchVariable
 
 WAIT_S = 10
-"""For so long ranks that can't go on wait for each other: who does not come is the one to be named."""
+"""Seconds that ranks which can't go on wait for each other: the error names those that do not report."""
 
 HEADER = (
     "#      size      count  type redop root       time   algbw   busbw #wrong        p50        p99",
@@ -40,7 +40,7 @@ HEADER = (
 
 
 def run(options: BenchOptions) -> None:
-    """Measures, says the verdict on rank 0, and ends the process."""
+    """Measures, prints the verdict on rank 0, and ends the process."""
     world, sweep, doing = None, None, "the start"
     try:
         world = ranks.join(options.timeout_s)
@@ -71,12 +71,12 @@ def run(options: BenchOptions) -> None:
             traceback.print_exc()
         code = report_failure(world, error, sweep.doing if sweep else doing)
         if isinstance(error, RanksMissing):
-            ranks.leave(error.world, code)  # by its store the ranks that came have yet to hear of it
+            ranks.leave(error.world, code)  # the connected ranks have yet to read it from the store
     ranks.leave(world, code)
 
 
 def measure(sweep: Sweep, known: baseline.Baseline | None) -> tuple[list[Row], transport.Transport]:
-    """All rows, with as many passes as it takes to save them or to hold them against `known`; and what they used."""
+    """All rows, with the passes that saving them or comparing them with `known` needs; and the network they used."""
     rows = sweep.rows()
     used = transport.used(sweep.world, sweep.options)
     if sweep.options.save_baseline is not None:
@@ -85,19 +85,19 @@ def measure(sweep: Sweep, known: baseline.Baseline | None) -> tuple[list[Row], t
     for _ in range(baseline.PASSES):
         slow = baseline.find_slow(rows, known) if known else []
         doubted = {(one.collective, one.size) for one in slow if one.num_passes < baseline.PASSES}
-        # Only what is slow is measured again: it may have been something passing.
+        # Only slow rows are measured again: the cause may be temporary.
         rows = [sweep.again(row) if (row.collective, row.size) in doubted else row for row in rows]
     return rows, used
 
 
 def report_failure(world: World | None, error: Exception, doing: str) -> int:
-    """Reports what happened, once for all ranks; returns the exit code.
+    """Reports `error`, once for all ranks; returns the exit code.
 
     Args:
-        world: None where the ranks have not met.
+        world: None where the ranks are not connected.
     """
     if isinstance(error, faults.SharedFault) or (world is None and isinstance(error, RanksMissing)):
-        # All ranks know of it, and one says it.
+        # All ranks know of it, and one reports it.
         if getattr(error, "is_reporter", os.environ.get("RANK", "0") == "0"):
             console.notify(str(error))
         return error.code
@@ -121,7 +121,7 @@ def explain(world: World, error: Exception, doing: str) -> MusterError | None:
     this = f"rank {world.rank} on {world.host}"
     if isinstance(error, MusterError) and not isinstance(error, RanksMissing):
         return error
-    # All that the backends say of other ranks is a RuntimeError.
+    # Backends report the loss of other ranks by a plain RuntimeError.
     is_speaking = isinstance(error, RuntimeError) and dist.is_initialized() and not memory.find(error)
     has_lost_others = is_speaking or isinstance(error, RanksMissing | dist.DistError)
     reason = transport.with_warnings(error.seen if isinstance(error, RanksMissing) else error)
@@ -144,7 +144,7 @@ def explain(world: World, error: Exception, doing: str) -> MusterError | None:
 
 
 def ranks_alive(world: World) -> list[int] | None:
-    """The ranks that can't go on either, and so are alive; None where the store is gone."""
+    """The ranks that report within WAIT_S that they can't go on, and so are alive; None where the store is gone."""
     assert world.store is not None
     keys = [f"broken/{rank}" for rank in range(world.world_size)]
     try:
@@ -158,12 +158,12 @@ def ranks_alive(world: World) -> list[int] | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer.
+    """The verdict on a measurement.
 
     Attributes:
-        against: each thing that makes it fail.
-        otherwise: the answer where there is none: what was held against what.
-        is_sure: False where that means little.
+        against: the errors for which it fails.
+        otherwise: the answer without errors: what was compared with what.
+        is_sure: False where the absence of errors means little.
     """
 
     against: Sequence[MusterError]
@@ -185,7 +185,7 @@ class Verdict:
 
 
 def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: transport.Transport) -> Verdict:
-    """The verdict on pairs of the nodes `hosts`, which are held against each other."""
+    """The verdict on pairs of the nodes `hosts`, which are compared with each other."""
     against = [*([used.error] if used.error else []), *pairwise.errors(rows)]
     if len(hosts) < 2:
         says = "one node: nothing was measured"
@@ -218,10 +218,7 @@ def wrong_values(faults: Sequence[collectives.WrongValues]) -> list[MusterError]
 
 @dataclass
 class Report:
-    """The answer of a measurement, on rank 0.
-
-    What took long to measure is shown before a file is written, as a disk may be full.
-    """
+    """The report on a measurement, on rank 0. It prints figures before it writes a file, as the disk may be full."""
 
     options: BenchOptions
     world: World
@@ -230,7 +227,7 @@ class Report:
     def of_sweep(
         self, rows: Sequence[Row], sweep: Sweep, used: transport.Transport, known: baseline.Baseline | None
     ) -> int:
-        """Prints and writes what was measured; returns the exit code."""
+        """Prints the figures and saves a baseline of them, if asked for; returns the exit code."""
         options = self.options
         slow = baseline.find_slow(rows, known) if known else []
         against = wrong_values(sweep.faults)
@@ -280,7 +277,7 @@ class Report:
         return verdict.code
 
     def _show(self, verdict: Verdict, more: Mapping[str, Any], lines: Sequence[str]) -> None:
-        """Prints the object for programs, or what was measured for people."""
+        """Prints the figures, as a JSON object or as text."""
         value = {
             "verdict": verdict.word,
             "code": verdict.code,
@@ -303,9 +300,9 @@ class Report:
         self._print([f"{verdict.word}: {verdict.says}"], f"bold {ranks.STYLES[verdict.word]}")
 
     def _print(self, lines: Sequence[str], style: str = "") -> None:
-        """Prints the lines, but where an object for programs has it all."""
+        """Prints the lines; nothing with --json, as the object has everything."""
         screen = Console(highlight=False, quiet=self.options.json)
-        for line in "\n".join(lines).split("\n"):  # names of hosts, and NCCL's own words, may hold escape codes
+        for line in "\n".join(lines).split("\n"):  # host names and NCCL's messages may contain escape codes
             screen.print(Text(one_line(line), style=style), soft_wrap=True)
 
     def about(self) -> dict[str, Any]:
@@ -318,7 +315,7 @@ class Report:
         }
 
     def _save(self, path: Path, rows: Sequence[Row], verdict: Verdict, used: transport.Transport) -> None:
-        """Writes the baseline of a run that does not fail, and prints where."""
+        """Writes the baseline of a run without errors, and prints its path."""
         line = f"{path} was not written: a run that fails is no baseline"
         if not verdict.against:
             about = self.about() | {"network": used.network, "gpudirect": used.gpudirect, "nodes": self.world.nodes}
@@ -328,7 +325,7 @@ class Report:
 
 
 def table(rows: Sequence[Row], faults: Sequence[collectives.WrongValues]) -> str:
-    """A table of each collective as nccl-tests prints it, with the latencies behind its columns.
+    """A table of each collective as nccl-tests prints it, with two more columns for p50 and p99.
 
     Args:
         faults: all wrong values; those at sizes that have no row are counted below the rows.

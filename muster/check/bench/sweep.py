@@ -1,10 +1,10 @@
-"""Goes through the collectives and sizes: checks values, takes the time, and puts the ranks' answers together.
+"""Measures the collectives at all sizes: checks their values, times their calls, and combines the ranks' results.
 
-Ranks meet in a barrier, then call without a pause. A call of a rank lasts from the end of the one before it to its
-own end: on GPUs by events on the stream, on CPUs by the clock. From this, over ranks:
+Ranks start from a barrier, then make calls without a pause. A rank's call lasts from the end of the call before it to
+its own end: on GPUs by events on the stream, on CPUs by the clock. From this, over ranks:
 
-- the time of a size is the mean call of the slowest rank: what nccl-tests reports with `-a 3`;
-- p50 and p99 are of the slowest rank in each call.
+- the time of a size is the mean call of the slowest rank, as nccl-tests reports it with `-a 3`;
+- p50 and p99 are percentiles over calls, each timed on its slowest rank.
 
 Source: https://github.com/NVIDIA/nccl-tests (README: -n, -w, -a)
 """
@@ -29,26 +29,26 @@ from muster.errors import MusterError
 from muster.train.distributed.world import World
 
 LARGEST = {"gloo": "64M", "nccl": "1G"}
-"""Where `--max-size` is not given: on CPUs larger messages take long and tell nothing new."""
+"""The largest message, where `--max-size` is not given: on CPUs larger ones take long and show nothing new."""
 
 AROUND = tuple((1 << 20) + ELEMENT * more for more in (-1021, -3, -1, 1, 3, 127, 1021, 4099))
-"""Bytes at which values are checked once more: near 1 MiB algorithms switch, and no number of ranks divides all."""
+"""Sizes in bytes at which values are checked too: algorithms change near 1 MiB, and no number of ranks divides all."""
 
 SPIN_S = 0.05
-"""For so long a GPU is asked without a pause whether it is done: a pause takes longer than a short message."""
+"""Seconds for which a GPU is polled without a pause, as a pause takes longer than a short message."""
 
 NONE = "N/A"
-"""In place of a figure that there is none of."""
+"""The text for a figure that does not exist."""
 
 Call = Callable[[], object]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
 def parse_size(text: str, name: str) -> int:
-    """The bytes that `text` (`1K`, `4M`, `4MiB`, `1048576`) stands for; `name` is the option that it is from.
+    """The number of bytes in `text` (`1K`, `4M`, `4MiB`, `1048576`), the value of the option `name`.
 
     Raises:
-        MusterError: it stands for none, for less than one element or for more than any memory.
+        MusterError: it is no size, less than one element, or larger than any memory.
     """
     found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
     size = int(found[1]) * UNITS[found[2].upper()] if found else 0
@@ -79,7 +79,7 @@ def chosen_sizes(options: BenchOptions, backend: str) -> tuple[int, ...]:
 
 
 def bandwidth(value: float | None) -> str:
-    """GB/s as nccl-tests prints them."""
+    """A bandwidth in GB/s as nccl-tests prints it."""
     return NONE if value is None else f"{value:.2f}" if value >= 1 else f"{value:.4f}"
 
 
@@ -89,7 +89,7 @@ class Timing:
 
     Attributes:
         mean_s: the mean call of the slowest rank.
-        p50_s, p99_s: of the slowest rank in each call.
+        p50_s, p99_s: percentiles over calls, each timed on its slowest rank.
     """
 
     mean_s: Seconds
@@ -103,7 +103,7 @@ class Row:
 
     Attributes:
         size: bytes of the message; 0 where there is none.
-        passes: the timing of each time it was measured; empty where it was not.
+        passes: the timing of each measurement; empty where there was none.
         num_wrong: the elements that were wrong, on all ranks; None where none were checked.
         note: why it was not measured.
     """
@@ -117,24 +117,24 @@ class Row:
 
     @property
     def middle(self) -> Timing | None:
-        """The timing of the pass that stands for the row: the middle one, by its mean."""
+        """The timing of the pass with the median `mean_s`, which represents the row; None without passes."""
         ordered = sorted(self.passes, key=lambda one: one.mean_s)
         return ordered[(len(ordered) - 1) // 2] if ordered else None
 
     @property
     def algbw(self) -> float | None:
-        """The algorithm bandwidth: size by time, in 10^9 bytes a second, as nccl-tests has it."""
+        """The algorithm bandwidth: size divided by time, in 10^9 bytes a second, as in nccl-tests."""
         return self.size / self.middle.mean_s / 1e9 if self.size and self.middle else None
 
     @property
     def busbw(self) -> float | None:
-        """The bus bandwidth; None where one rank has no others to speak to."""
+        """The bus bandwidth in 10^9 bytes a second; None for one rank, and without an algorithm bandwidth."""
         if self.algbw is None or self.num_ranks == 1:
             return None
         return self.algbw * BY_NAME[self.collective].bus_factor(self.num_ranks)
 
     def figures(self) -> dict[str, Any]:
-        """The row as JSON has it; what does not apply is None."""
+        """The row as an object for JSON; figures that do not apply are None."""
         middle = self.middle
         return {
             "collective": self.collective,
@@ -160,9 +160,9 @@ class Sweep:
     """The state of a run on this rank.
 
     Attributes:
-        doing: what this rank is at, for what is said if it can't go on.
+        doing: the current operation, for the error message if it fails.
         faults: the wrong values of all ranks.
-        num_checks: how often a message was looked at.
+        num_checks: how many calls had their values checked.
     """
 
     world: World
@@ -181,7 +181,7 @@ class Sweep:
         return found
 
     def of(self, collective: Collective) -> list[Row]:
-        """The rows of one collective, at each size after its values were checked, which warms up too."""
+        """The rows of one collective; at each size its values are checked first, which also warms up."""
         world, note = self.world, ""
         if collective.name == "send_recv" and world.world_size == 1:
             note = "needs two ranks"
@@ -206,7 +206,7 @@ class Sweep:
         return replace(row, passes=(*row.passes, self.time(row)))
 
     def time(self, row: Row) -> Timing:
-        """How long the collective of `row` takes at its size, over all ranks; always with the same buffers."""
+        """The timing of the collective of `row` at its size, over all ranks; all calls use the same buffers."""
         self.doing = f"{row.collective} of {shown(row.size)}" if row.size else row.collective
         call: Call = dist.barrier
         if row.size:
@@ -217,7 +217,7 @@ class Sweep:
         return of_ranks(self.world.gather(measure(self.world, call, self.options)))
 
     def check(self, collective: Collective, sizes: Sequence[int]) -> int:
-        """How many values are wrong at these `sizes`, on all ranks; which ones is kept in `faults`."""
+        """The number of values that are wrong at these `sizes`, on all ranks; adds them to `faults`."""
         own: list[dict[str, Any]] = []
         for size in sizes:
             self.num_checks += 1
@@ -229,10 +229,10 @@ class Sweep:
 
 
 def of_ranks(calls_of_ranks: Sequence[Sequence[float]]) -> Timing:
-    """The timing of the seconds of each call, by rank."""
+    """The timing over all ranks, from the seconds of their calls: one sequence for each rank, all of equal length."""
     slowest = [max(calls) for calls in zip(*calls_of_ranks, strict=True)]
     mean_s = max(sum(calls) / len(calls) for calls in calls_of_ranks)
-    # Each is one of the calls, and no mean of two.
+    # Each percentile is the time of one call, not a mean of two.
     return Timing(mean_s, *np.percentile(slowest, (50, 99), method="inverted_cdf").tolist())
 
 
@@ -263,10 +263,10 @@ def measure(world: World, call: Call, options: BenchOptions) -> list[float]:
 
 
 def wait_for_device(world: World) -> None:
-    """Returns when the device has done what it was given; at once on a CPU.
+    """Returns when the device has finished its work; at once on a CPU.
 
     Raises:
-        RuntimeError: it has not, nearly as long as the ranks wait for each other; the backend then ends the process.
+        RuntimeError: it has not after 90 % of the ranks' time-out, at the end of which the backend ends the process.
     """
     if world.device.type != "cuda":
         return
