@@ -26,7 +26,7 @@ SIZES = {"gloo": "4M", "nccl": "16M"}
 """The largest message by backend, where `--max-size` is not given."""
 
 LEAST = 1 << 16
-"""Bytes of the first messages; on a very slow link, of all messages."""
+"""Bytes of the first messages, and of all on a link that is very slow."""
 
 BUDGET_S = 0.5
 """Seconds, approximately, for which each direction of a pair is measured."""

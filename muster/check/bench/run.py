@@ -315,7 +315,7 @@ class Report:
         }
 
     def _save(self, path: Path, rows: Sequence[Row], verdict: Verdict, used: transport.Transport) -> None:
-        """Writes the baseline of a run without errors, and prints its path."""
+        """Writes the baseline of a run that does not fail, and prints where."""
         line = f"{path} was not written: a run that fails is no baseline"
         if not verdict.against:
             about = self.about() | {"network": used.network, "gpudirect": used.gpudirect, "nodes": self.world.nodes}

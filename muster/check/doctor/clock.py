@@ -1,4 +1,4 @@
-"""The nodes' clocks: whether they agree."""
+"""Whether the nodes' clocks agree."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -61,7 +61,7 @@ class Facts:
 
     Attributes:
         visible: CUDA_VISIBLE_DEVICES.
-        is_required: whether trainings have to run on GPUs, by --device=cuda.
+        is_required: whether trainings are to run on GPUs, by --device=cuda.
         num_gpus: how many torch sees.
         gpus: on a host's first rank, all that the driver shows; on a later rank its own, if it sees fewer GPUs than
             the host has ranks. Otherwise, and without a driver, None.
@@ -90,7 +90,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
 
 
 def num_gpus(options: DoctorOptions) -> int:
-    """The number of GPUs that torch sees, and that a training would use."""
+    """How many GPUs torch sees, and a training would use."""
     return 0 if options.device == "cpu" else attempt(torch.cuda.device_count) or 0
 
 
@@ -180,7 +180,7 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def number_given(ranks: Sequence[Facts]) -> int:
-    """The number of GPUs that the ranks of a node were given: those that they see, or that the scheduler names."""
+    """How many GPUs the ranks of a node were given: those that they see, or that the scheduler names."""
     if sum(rank.gpus is not None for rank in ranks) > 1:
         return len(_given(ranks))
     names = {device for rank in ranks for device in visible_gpus(rank.visible)}
@@ -188,7 +188,7 @@ def number_given(ranks: Sequence[Facts]) -> int:
 
 
 def _given(ranks: Sequence[Facts]) -> list[Gpu]:
-    """The GPUs of a node that this job was given, as far as its ranks know; otherwise all."""
+    """The GPUs of a node that this job was given, as far as its ranks can tell; else all."""
     found: dict[str, Gpu] = {}
     for rank in ranks:
         names, gpus = visible_gpus(rank.visible), rank.gpus or ranks[0].gpus or ()

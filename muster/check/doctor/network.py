@@ -71,7 +71,7 @@ class Place:
 
     Attributes:
         rank: of its first process.
-        host: its name, as it calls itself.
+        host: the name that it has for itself.
         addresses: of its interfaces, without loopback.
         interface, address: by which other ranks reach it; empty where there is none.
     """
