@@ -4,7 +4,7 @@ Each module checks one subject: `software`, `gpus`, `memory`, `storage` and `net
 `clock` and `collectives` describe how nodes work together. All have the same interface: a `NAME`; a dataclass `Facts`
 of what one rank reports; `gather(world, options)`, which returns the facts of this rank; `findings(by_host)`, which
 returns what is wrong in the facts of all ranks; and `summary(by_host)`, a line for when nothing is wrong. `run` goes
-through the subjects in order, exchanges the facts and prints the table and the verdict; `finding` defines a finding.
+through them in order, exchanges the facts and prints the table and the verdict; `finding` has what all findings share.
 
 To add a check: a field in `Facts`, a line in `gather` that fills it, and in `findings`, here for the kernel's version,
 
