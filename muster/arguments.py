@@ -1,6 +1,6 @@
-"""Dataclasses as command-line options: a typer command from their fields, and their values as arguments again.
+"""Dataclasses as command-line options: a typer command made from their fields, and conversion to and from arguments.
 
-The launcher and the programs that it starts read the same definitions, so that each understands what it is passed.
+The launcher and the programs that it starts read the same definitions, so that each understands its arguments.
 """
 
 import inspect
@@ -24,7 +24,7 @@ def option(*names: str, help: str, panel: str, **limits: Any) -> Any:
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """`argv` with a bare `--resume` written out as `--resume latest`, and homes as by `with_homes`."""
+    """`argv` with a bare `--resume` completed to `--resume latest`, and ~ expanded as by `with_homes`."""
     words = with_homes(argv)
     for index in range(len(words) - 1, -1, -1):
         last = index + 1 == len(words)
@@ -34,9 +34,9 @@ def normalise(argv: Sequence[str]) -> list[str]:
 
 
 def with_homes(argv: Sequence[str]) -> list[str]:
-    """`argv` with the user's home in place of the ~ of `--runs-dir=~/runs`: a shell writes it out after a blank only.
+    """`argv` with the ~ of `--runs-dir=~/runs` expanded to the user's home: a shell does so only after a blank.
 
-    What follows `--` is another command's.
+    The words after `--` belong to another command and stay as they are.
     """
     end = argv.index("--") if "--" in argv else len(argv)
     words = [re.sub("^(--[^=]+=)(~.*)", lambda option: option[1] + with_home(option[2]), word) for word in argv[:end]]
@@ -44,15 +44,15 @@ def with_homes(argv: Sequence[str]) -> list[str]:
 
 
 def with_home(text: str) -> str:
-    """`text`, the value of an option, with the user's home in place of a ~ at its beginning."""
+    """`text`, the value of an option, with a leading ~ expanded to the user's home."""
     return os.path.expanduser(text) if text == "~" or text.startswith("~/") else text
 
 
 def command(function: Callable[..., None], *groups: type, **extra: Any) -> Callable[..., None]:
     """A callable for `typer.Typer().command()` whose options are the fields of the dataclasses `groups`.
 
-    It calls `function` with one instance of each group, then with the parameters of which `extra` gives the types, by
-    name. What may be None is so by default.
+    It calls `function` with one instance of each group, and by keyword with the parameters `extra`, which maps their
+    names to types. An extra parameter that may be None is None by default.
     """
     declared = [
         (name, kind, None if NoneType in get_args(get_args(kind)[0]) else MISSING) for name, kind in extra.items()
@@ -67,7 +67,7 @@ def command(function: Callable[..., None], *groups: type, **extra: Any) -> Calla
 
     def call(**values: Any) -> None:
         for name, value in values.items():
-            if isinstance(value, float) and not math.isfinite(value):  # no file of options takes it either
+            if isinstance(value, float) and not math.isfinite(value):  # a file of options refuses it too
                 flag = f"'--{name.replace('_', '-')}'"
                 raise typer.BadParameter(f"{value} is no finite number", param_hint=flag)
         instances = [group(**{field.name: values.pop(field.name) for field in fields(group)}) for group in groups]
@@ -79,7 +79,7 @@ def command(function: Callable[..., None], *groups: type, **extra: Any) -> Calla
 
 
 def to_argv(options: Any) -> list[str]:
-    """The arguments that say what differs from the defaults: what the launcher passes on to the trainer."""
+    """The arguments for the options that differ from their defaults: the launcher passes them on to the trainer."""
     argv: list[str] = []
     for field in fields(options):
         if (value := getattr(options, field.name)) == field.default:
@@ -93,11 +93,11 @@ def to_argv(options: Any) -> list[str]:
 
 
 def from_argv(argv: Sequence[str], *groups: type, rest: list[str] | None = None) -> list[Any] | None:
-    """An instance of each of the dataclasses `groups` with the options that `argv` gives; None where typer has to look.
+    """An instance of each of the dataclasses `groups` with the options in `argv`; None where typer has to parse them.
 
-    typer takes a tenth of a second to make a hundred options, for each launch and for each rank. What is misspelt, or
-    has a value that its type or limits don't allow, is left to it: it says what is wrong. `rest` takes the words from
-    the first on that is no option, as of a script; it is None where all are options.
+    typer takes a tenth of a second to build a hundred options, for each launch and for each rank. Misspelt options, and
+    values that their types or limits don't allow, are left to it: it reports what is wrong. The first word that is no
+    option, such as a script, is added to `rest` with all that follow; without `rest` all words have to be options.
     """
     values: dict[type, dict[str, Any]] = {group: {} for group in groups}
     known: dict[str, tuple[dict[str, Any], str, Any, Any]] = {}
@@ -131,8 +131,8 @@ def from_argv(argv: Sequence[str], *groups: type, rest: list[str] | None = None)
 
 
 def _names(field: str, kind: Any, info: Any) -> Iterator[tuple[str, bool | None]]:
-    """The names of an option on the command line, and what a flag by that name means; None where a value follows."""
-    # In an annotation the first name stands where a default would.
+    """The command-line names of an option, each with the value that a flag by it sets; None where a value follows."""
+    # typer.Option's first parameter is `default`: in an annotation it holds the first name.
     given = [name for name in (info.default, *(info.param_decls or ())) if isinstance(name, str)]
     usual = f"--{field.replace('_', '-')}"
     is_flag = bool in (kind, *get_args(kind))
@@ -146,7 +146,7 @@ def _names(field: str, kind: Any, info: Any) -> Iterator[tuple[str, bool | None]
 
 
 def _value(text: str, kind: Any, info: Any) -> Any:
-    """`text` as a value of the type `kind`; a ValueError where it is none, or beyond the limits of `info`."""
+    """`text` as a value of the type `kind`. Raises ValueError where it is none, or is beyond the limits of `info`."""
     base = base_of(kind)
     if base in (int, float):
         if not (WHOLE if base is int else NUMBER).fullmatch(text):
@@ -160,7 +160,7 @@ def _value(text: str, kind: Any, info: Any) -> Any:
 
 
 def base_of(kind: Any) -> Any:
-    """The type of an option's values, None apart: `int` of `int | None`; a Literal stays one."""
+    """The type of an option's values without None: `int` for `int | None`; a Literal is returned as it is."""
     if get_origin(kind) is Literal:
         return kind
     return next((each for each in get_args(kind) if each is not NoneType), kind)
@@ -179,6 +179,6 @@ def is_allowed(value: Any, kind: Any, info: Any) -> bool:
 
 
 def limits_of(info: Any) -> str:
-    """The values that a number's option takes: "from 1 to 16", "from 1 on"; empty where it takes all."""
+    """The values that a numeric option takes, in words: "from 1 to 16", "from 1 on"; empty where it takes all."""
     low, high = (f"{limit:g}" if isinstance(limit, float) else limit for limit in (info.min, info.max))
     return "" if low is None else f"from {low} on" if high is None else f"from {low} to {high}"

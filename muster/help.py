@@ -1,4 +1,4 @@
-"""The help text of a command: examples and the options that people use, by `--help`; all others by `--help-all`."""
+"""The help text of a command: `--help` shows examples and the most used options, `--help-all` all options."""
 
 import re
 import shutil
@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 from muster.config import OF_STRATEGY
 
 NAMES = ("-h", "--help", "--help-all")
-"""The options that show a help text; the last one shows all of it."""
+"""The options that show a help text; the last one shows all options."""
 
 BRIEF = {
     # Model and data, training
@@ -25,7 +25,7 @@ BRIEF = {
     # Commands of `muster`
     "module", "no_python", "framework", "as_json", "record", "format", "docker_args", "apptainer_args",
 }  # fmt: skip
-"""The options of trainings and launches that `--help` shows. Of other commands it shows all that are theirs alone."""
+"""The options of trainings and launches that `--help` shows. It shows all options under other headings."""
 
 TRAINING = ("Model", "Data", "Training", *OF_STRATEGY, "Speed", "Run")
 LAUNCH = ("Launch", "This site and its network", "Look first")
@@ -33,11 +33,11 @@ LAUNCH = ("Launch", "This site and its network", "Look first")
 
 NAME_WIDTH = 26
 LEAST_COLUMNS, MOST_COLUMNS = 40, 100
-"""Of a terminal: a narrower one breaks the lines itself."""
+"""The least and the greatest width of a help text; a narrower terminal breaks the lines itself."""
 
 
 class Command(TyperCommand):
-    """A command. Its `epilog` has examples, one a line; one with few options has no `--help-all`."""
+    """A typer command with such a help text. Its `epilog` has one example a line; with few options, no `--help-all`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help text for a terminal of this width."""
@@ -81,7 +81,7 @@ def _is_brief(parameter: Any) -> bool:
 def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
     """The name of an option or argument and its help beside it; below it where the name is long."""
     names = [", ".join(parameter.opts) if parameter.param_type_name == "option" else parameter.metavar]
-    # What turns off a flag that is off anyway is for those who turn it on in a file.
+    # --no-FLAG for a flag that is off by default is only for users who turn it on in a file.
     if parameter.default is not False:
         names += parameter.secondary_opts
     name = f"  {'/'.join(names)} {_values(parameter)}".rstrip()
@@ -102,7 +102,7 @@ def _row(parameter: Any, columns: int, is_all: bool) -> Iterator[str]:
 
 
 def _values(parameter: Any) -> str:
-    """What an option takes: its own word, its choices, or N for a whole number, X for another, TEXT."""
+    """The placeholder for an option's value: its metavar, its choices, N for an int, X for a float, or TEXT."""
     if parameter.param_type_name != "option" or parameter.is_flag:
         return ""
     kind = parameter.type_descriptor.annotation

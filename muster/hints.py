@@ -1,4 +1,4 @@
-"""What was meant by an unknown option, or by a value that an option does not take."""
+"""Suggestions for an unknown option, and for a value that an option does not take."""
 
 import difflib
 from collections.abc import Sequence
@@ -33,21 +33,21 @@ _OURS = {
     "--weight-decay": "--wd",
 }
 MEANT = {theirs: ours for ours, names in _OURS.items() for theirs in names.split()}
-"""Other programs' names, and ours."""
+"""Our option for each name by which other programs call it."""
 
 _VALIDATED = "each epoch ends with a validation; a run's accuracy is in its summary.json"
 ABSENT = {
     "--pretrained": "training begins from new weights, or with --resume from a run's checkpoint",
     **dict.fromkeys(("--eval", "--evaluate", "--test"), _VALIDATED),
 }
-"""What people look for in `train` and it does not have, with what there is in its place."""
+"""Options that people expect of `train` and that it does not have, with what to use in their place."""
 
 LEAST_ALIKE = 0.75
-"""Names less alike than this have nothing to do with each other: "--gpus" is no misspelt "--fused"."""
+"""The least similarity (difflib's ratio) of a misspelt name and a suggestion: "--gpus" is no misspelt "--fused"."""
 
 
 def of_option(asked: str, parameters: Sequence[Any], path: str, typed: Sequence[str]) -> str:
-    """The line to type in place of what was `typed`, the command `path` with the option `asked`, which it lacks."""
+    """The fix to show for the words `typed`, in which the command `path` has the unknown option `asked`."""
     known = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
     word = f"--{asked.lstrip('-')}".replace("_", "-").lower()
     meant = MEANT.get(word, "")
@@ -61,7 +61,7 @@ def of_option(asked: str, parameters: Sequence[Any], path: str, typed: Sequence[
         return f"{path} {near[0]}"
     if path == "train":
         return f"a strategy comes first, as in train ddp {asked}; train --help lists what there is"
-    # An option of a training's, or a command's that stands there without --; not one of the scheduler's.
+    # True where the option belongs to the job's command, whose -- is missing, and not to the scheduler.
     is_commands = word in _OURS or word[2:].replace("-", "_") in SECTIONS or {"train", "muster"} & set(typed[1:])
     if path == "muster job" and "list" not in typed and is_commands:
         return f"-- comes before the job's command, as in muster job SITE -- train ddp {asked}; or muster job --help"
@@ -69,7 +69,7 @@ def of_option(asked: str, parameters: Sequence[Any], path: str, typed: Sequence[
 
 
 def of_value(parameter: Any, path: str) -> str | None:
-    """The values that an option takes, as a line to type; None where that can't be said in a line."""
+    """A line to type with the values that an option takes; None where one line can't name them."""
     if getattr(parameter, "type_descriptor", None) is None or parameter.param_type_name != "option":
         return None
     name = max(parameter.opts, key=len)
