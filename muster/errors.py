@@ -1,4 +1,4 @@
-"""The one kind of error that a user sees (what is wrong, what was seen, what to do), exit codes, and notices."""
+"""The one kind of error that users see (what is wrong, what was seen, how to fix it), exit codes, and notices."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ExitCode(IntEnum):
-    """How a command ends."""
+    """The exit codes of all commands."""
 
     DONE = 0
     FAILED = 1
@@ -18,19 +18,19 @@ class ExitCode(IntEnum):
     PREEMPTED = 75
     """Stopped early, with a checkpoint: the same job can go on later. The value is EX_TEMPFAIL of sysexits.h."""
     INTERRUPTED = 130
-    """Ctrl-C, as a shell has it."""
+    """Ended by Ctrl-C: 128 + SIGINT, as in a shell."""
 
 
 RESUME = "--resume goes on from the last checkpoint"
-"""What mends a run whose processes were ended from outside."""
+"""The advice for a run whose processes were ended from outside."""
 
 
 MOST_TEXT = 1000
-"""Characters of a sentence, and of what was seen: a variable may have 100,000."""
+"""The most characters that are shown of `wrong`, and of `seen`: a variable may have 100,000."""
 
 
 class MusterError(Exception):
-    """A condition that the user, or the job script, can mend.
+    """An error that the user can fix, on the command line or in the job script.
 
     Args:
         wrong: what is wrong, one sentence.
@@ -42,13 +42,13 @@ class MusterError(Exception):
     def __init__(self, wrong: str, *, seen: str, fix: str, code: int = ExitCode.USER_MUST_CHANGE) -> None:
         super().__init__(wrong)
         self.wrong = wrong
-        self.seen = seen or "''"  # an empty word, as of a variable that is not set
+        self.seen = seen or "''"  # an empty value, such as that of an unset variable
         self.fix = fix
         self.code = code
 
     @property
     def parts(self) -> dict[str, Any]:
-        """What another process makes the error of; more of a text than is left here is shown nowhere."""
+        """The fields from which another process makes the error again; texts are cut after MOST_TEXT + 1 characters."""
         texts = {"wrong": self.wrong, "seen": self.seen, "fix": self.fix}
         return {name: text[: MOST_TEXT + 1] for name, text in texts.items()} | {"code": int(self.code)}
 
@@ -59,7 +59,7 @@ class MusterError(Exception):
 
 @contextmanager
 def explaining(wrong: str, *, seen: object, fix: str, code: int = ExitCode.USER_MUST_CHANGE) -> Generator[None]:
-    """A context in which an OSError, or text that is no UTF-8, is a MusterError: what is `wrong`, with the reason."""
+    """A context that turns an OSError or a UnicodeError into a MusterError: what is `wrong`, and the reason."""
     try:
         yield
     except (OSError, UnicodeError) as error:
@@ -73,24 +73,24 @@ def one_line(text: str) -> str:
 
 
 def notify(text: object) -> None:
-    """Prints lines for the user. A full disk, or a reader that is gone, must not change how a process ends."""
+    """Prints `text` to standard error. A full disk, or a closed pipe, must not change how a process ends."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def notify_if_slow(what: str, *, is_shown: bool = True, after_s: float = 1.0) -> Generator[None]:
-    """A context that prints `what` is being done, should it take longer than `after_s` seconds.
+    """A context that prints `what` is being done if it takes longer than `after_s` seconds.
 
     Args:
         what: a few words, such as "loading PyTorch".
         is_shown: False on all ranks but the one that prints.
-        after_s: how long nothing is printed; by default as long as nobody asks whether a command hangs.
+        after_s: seconds until the line is printed; by default few enough that nobody takes the command for hung.
     """
     import threading  # here and not above: a launch has no use for it
 
     def show() -> None:
-        with suppress(ValueError):  # of a stream that is closed
+        with suppress(ValueError):  # standard error is closed
             notify(f"muster: {what} ...")
 
     timer = threading.Timer(after_s, show)
@@ -106,7 +106,7 @@ def notify_if_slow(what: str, *, is_shown: bool = True, after_s: float = 1.0) ->
 ATTEMPT = "MUSTER_ATTEMPT"
 """How often the job was started before, from 0."""
 MAX_REQUEUES = "MUSTER_MAX_REQUEUES"
-"""Set by a job script that puts its job back into the queue after exit code 75: how often, at most."""
+"""The most requeues, set by a job script that puts its job back into the queue after exit code 75."""
 
 
 def whole_number(env: Mapping[str, str], name: str) -> int:
@@ -122,12 +122,12 @@ def whole_number(env: Mapping[str, str], name: str) -> int:
 
 
 def code_for_job(code: int, env: Mapping[str, str] = os.environ, *, prints: bool = True) -> int:
-    """The exit code of a launch: 1 in place of 75 where the job must not go back into the queue again. A line says so.
+    """The exit code of a launch: `code`, but 1 in place of 75 where the job may not be requeued any more.
 
     Args:
-        code: how the training ended.
+        code: the exit code of the training.
         env: the launch's variables.
-        prints: whether this process prints the line: one of the launch's does.
+        prints: whether to print a line on the attempts so far: one process of the launch does.
     """
     if code != ExitCode.PREEMPTED or not env.get(MAX_REQUEUES):
         return code

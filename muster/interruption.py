@@ -1,12 +1,12 @@
-"""Ctrl-C: at any moment of any command one line that says what was interrupted and how to go on, and exit code 130.
+"""Ctrl-C at any moment of any command: one line that says what was interrupted and how to continue, and exit code 130.
 
-A command's first import is this module, and its first call `start`: Python's own answer to SIGINT is a traceback of
-whatever was being loaded. Until there is something to clear up a process ends inside the handler. Within `clearing_up`
-SIGINT is a KeyboardInterrupt, with a deadline: it may come where it is swallowed, or while the main thread is held by a
-call into C++, which no handler interrupts.
+A command imports this module and calls `start` before all else: Python's own reaction to SIGINT is a traceback of
+whatever was being imported. As long as there is nothing to clear up, the handler itself ends the process. Within
+`clearing_up` SIGINT raises KeyboardInterrupt, with a deadline: the exception may be swallowed, or the main thread may
+be in a call into C++, which no handler interrupts.
 
-A terminal sends SIGINT to all processes of a command, a scheduler or `kill -INT` to one: who starts others passes it
-on.
+A terminal sends SIGINT to all processes of a command, a scheduler or `kill -INT` to one: a process that starts others
+passes it on.
 """
 
 import atexit
@@ -22,20 +22,20 @@ from muster.errors import RESUME, ExitCode, MusterError, notify
 from muster.variables import LaunchVariable, RankReport
 
 GOES_ON = f"the same command with {RESUME}"
-"""How to go on where the run has a checkpoint."""
+"""The advice for a run that has a checkpoint."""
 
 CLEAR_UP_S = 5.0
-"""From SIGINT until a process ends whether it has cleared up or not."""
+"""Seconds from SIGINT until a process ends, whether it has cleared up or not."""
 
 
 class Interruption:
-    """What there is to know when SIGINT comes.
+    """The state that the handlers of SIGINT read.
 
     Attributes:
-        command: what is interrupted.
-        advice: how to go on.
+        command: the command that the line names.
+        advice: how to continue, in the line.
         is_silent: whether another process prints the line, or it is printed already.
-        has_come: whether SIGINT has come.
+        has_come: whether SIGINT has come within `clearing_up`.
     """
 
     command = ""
@@ -48,43 +48,43 @@ current = Interruption()
 
 
 def start(command: str, *, is_silent: bool = False) -> None:
-    """What programs of ours begin with: from now on SIGINT ends them with the line, or silently, and code 130.
+    """Installs the handler, first in each of our programs: SIGINT ends it with code 130 and the line, or silently.
 
-    One that was held comes now. Who ignores SIGINT (nohup, a shell's background) goes on ignoring it.
+    A SIGINT that was held is delivered now. A process that ignores SIGINT (nohup, a shell's `&`) goes on ignoring it.
     """
     current.command, current.is_silent = command, is_silent
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path, or a run's name, may have letters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportUnknownMemberType]
-    # Else Python gives them their default answers back while it ends: a signal in place of the code.
+    # Else Python restores the default handlers while it ends, and a signal would replace the exit code.
     atexit.register(finish)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, end)
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        # As some supervisors start it: the kernel would forget how a child has ended, which Python takes for code 0.
+        # Some supervisors start it so: the kernel would discard a child's exit status, which Python then reads as 0.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def start_rank(command: str) -> None:
-    """`start`, for one rank of a job: its agent prints the line, or where there is none rank 0 does."""
+    """`start` for one rank of a job: its agent prints the line, or rank 0 where there is no agent."""
     start(command, is_silent=LaunchVariable.RANK_REPORTS in os.environ or os.environ.get("RANK", "0") != "0")
 
 
 def finish() -> None:
-    """From now on neither SIGINT nor a scheduler's warning changes how this process, which has done its work, ends."""
+    """Ignores SIGINT and a scheduler's warnings from now on: after the work they must not change the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
 def hold() -> None:
-    """Holds SIGINT, for the program of ours that this process becomes: it gets it when it calls `start`."""
+    """Blocks SIGINT before the exec of another program of ours, which receives it when it calls `start`."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
 
 
 @contextmanager
 def held() -> Generator[None]:
-    """A context in which programs of ours are started, which get SIGINT when they call `start`."""
+    """A context for starting programs of ours: SIGINT is blocked in them until they call `start`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -94,9 +94,9 @@ def held() -> Generator[None]:
 
 @contextmanager
 def clearing_up() -> Generator[None]:
-    """A context in which SIGINT is a KeyboardInterrupt; after it, or CLEAR_UP_S later, it ends this process.
+    """A context in which SIGINT raises KeyboardInterrupt, and the process then ends with it or after CLEAR_UP_S.
 
-    Other threads than the main one can't do this: there nothing changes.
+    In threads other than the main one, which can't set handlers, nothing changes.
     """
     from threading import current_thread, main_thread  # here and not above: until `start` a Ctrl-C is a traceback
 
@@ -107,7 +107,7 @@ def clearing_up() -> Generator[None]:
 
     def interrupt(*_: object) -> None:
         if os.getpid() != owner:
-            os._exit(ExitCode.INTERRUPTED)  # a fork that has no answer of its own yet
+            os._exit(ExitCode.INTERRUPTED)  # a forked child that has no handler of its own yet
         if current.has_come:
             end()  # the second one
         current.has_come = True
@@ -156,8 +156,8 @@ def command(name: str, is_debugged: bool = False) -> Generator[None]:
 
 
 def give_up_output(error: OSError) -> None:
-    """Tells that the standard output can't be written, but of a pipe whose reader has seen enough."""
-    # What is left is not written again while Python ends.
+    """Reports that the standard output can't be written; says nothing where the reader has closed the pipe."""
+    # Else Python would try to write the rest again while it ends.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno != errno.EPIPE:
         wrong, fix = f"the output can't be written: {error.strerror}", "make room, or write to another file system"
@@ -165,21 +165,21 @@ def give_up_output(error: OSError) -> None:
 
 
 class _Watch:
-    """A thread that sees SIGINT although the main thread does not come to its handler, and sets the deadline."""
+    """A thread that sees SIGINT even while the main thread can't run its handler, and enforces the deadline."""
 
     def __init__(self) -> None:
         from threading import Thread
 
-        # Python's C code writes the number of each signal there as soon as it comes.
+        # Python's C code writes the number of each signal into the pipe as soon as it arrives.
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        # A fork has the same pipe: a signal to a data worker is not one to the trainer.
+        # A forked child has the same pipe: a signal to a data worker must not count as one to the trainer.
         os.register_at_fork(after_in_child=self._forget)
         Thread(target=self._wait, name="interruption", daemon=True).start()
 
     def _forget(self) -> None:
-        with suppress(ValueError):  # of a thread's fork
+        with suppress(ValueError):  # the fork was made by another thread than the main one
             signal.set_wakeup_fd(-1)
 
     def _wait(self) -> None:
@@ -197,7 +197,7 @@ class _Watch:
 
 
 def end(*_: object) -> None:
-    """Prints what was interrupted, and ends this process with code 130, without destructors. Handles signals too."""
+    """Prints what was interrupted, and ends this process with code 130, without destructors. The handler of `start`."""
     report()
     with suppress(Exception):
         sys.stdout.flush()
@@ -210,18 +210,18 @@ def end(*_: object) -> None:
 
 
 def report() -> None:
-    """Prints what was interrupted, once, on a line of its own: a terminal may stand in that of a progress bar."""
+    """Prints what was interrupted, once. A terminal gets a line break first: its cursor may be in a progress bar."""
     if current.is_silent:
         return
     current.is_silent = True
     line = f"muster: {current.command} was interrupted: {current.advice}\n"
     with suppress(OSError):
-        # Where there was a bar the cursor is hidden.
+        # A progress bar hides the cursor: this shows it again.
         os.write(2, (f"\n\x1b[?25h{line}" if os.isatty(2) else line).encode(errors="replace"))
 
 
 def report_for_ranks() -> None:
-    """`report`, for the ranks that this process has started; some may have reported a checkpoint."""
+    """`report` for the ranks that this process has started: if one has reported a checkpoint, it advises --resume."""
     with suppress(KeyError, OSError):
         folder = os.environ[LaunchVariable.RANK_REPORTS]
         for name in os.listdir(folder):
