@@ -12,7 +12,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def available() -> tuple[int | None, float | None]:
-    """Bytes of memory that are free, and processor time as of so many cores, within the limits; None without a limit.
+    """The memory left within the limits, in bytes, and the limit of processor time, in cores; None without a limit.
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.max, memory.current, memory.stat, cpu.max)
     """
@@ -23,16 +23,16 @@ def available() -> tuple[int | None, float | None]:
         controllers, _, path = line.partition(":")[2].partition(":")
         top = ROOT / controllers
         group = top / path.lstrip("/")
-        # Any group above may have the limit. Where a container has the host's path, its own group is at the top.
+        # Any parent group may set the limit. Where a container sees the host's path, its own group is mounted at ROOT.
         for folder in (each for each in (group, *group.parents) if each == top or top in each.parents):
             if limit := _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes"):
                 used = _numbers(folder / "memory.current") + _numbers(folder / "memory.usage_in_bytes")
-                # Pages of files that are not in use are given up when memory is asked for. In version 1 the total alone
-                # has those of the groups below.
+                # The kernel reclaims inactive pages of files when memory is needed. In version 1 only the total
+                # includes those of child groups.
                 pages = dict(re.findall(r"^(\w+) (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE))
                 unused = int(pages.get("total_inactive_file") or pages.get("inactive_file", 0))
                 memory.append(max(0, limit[0] - max(0, sum(used) - unused)))
-            # "200000 100000": of each 100 ms of the clock 200 ms of processors; "max 100000" without a limit
+            # "200000 100000": 200 ms of processor time in each 100 ms, thus 2 cores; "max 100000" without a limit
             share = _numbers(folder / "cpu.max")
             share = share or _numbers(folder / "cpu.cfs_quota_us") + _numbers(folder / "cpu.cfs_period_us")
             cores += [share[0] / share[1]] if len(share) == 2 else []
@@ -40,11 +40,11 @@ def available() -> tuple[int | None, float | None]:
 
 
 def usable(num_cores: int) -> int:
-    """How many of `num_cores` cores this process has the time of: all without a limit, and one at least."""
+    """`num_cores`, or fewer where the limit of processor time allows fewer, but at least one."""
     _, limit = available()
     return num_cores if limit is None else max(1, min(num_cores, int(limit)))
 
 
 def _numbers(path: Path) -> list[int]:
-    """The numbers in a file; words, and -1, stand for no limit."""
+    """The numbers in a file, without words and -1, which stand for no limit."""
     return [int(word) for word in text_of(path).split() if word.isdecimal()]

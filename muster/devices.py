@@ -5,8 +5,8 @@ from itertools import takewhile
 
 
 def visible_gpus(text: str | None) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES=`text` names, by CUDA's own rule: up to the first entry that is no device."""
-    # Empty and -1 hide all GPUs, as does HTCondor's 10000. Of parts of GPUs (MIG) a process sees the first alone.
+    """The GPUs that CUDA_VISIBLE_DEVICES=`text` names, by CUDA's own rule: up to the first entry that is no device."""
+    # Empty and -1 hide all GPUs, as does HTCondor's 10000. Of MIG devices a process sees only the first.
     names = [name.strip() for name in (text or "").split(",")]
     if re.fullmatch("MIG-[0-9A-Za-z/-]+", names[0]):
         return names[:1]

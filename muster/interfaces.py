@@ -8,7 +8,7 @@ import psutil
 
 
 def own_addresses() -> dict[str, list[str]]:
-    """The IPv4 and IPv6 addresses of this host's interfaces, by name; IPv4 first, none that only one link knows."""
+    """The addresses of this host's interfaces, by interface name: first IPv4, then IPv6 without link-local ones."""
     found: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():
         addresses = [
@@ -23,7 +23,7 @@ def own_addresses() -> dict[str, list[str]]:
 
 
 def has_one(interfaces: Collection[str], names: str) -> bool:
-    """Whether one of `interfaces` is in NCCL's list of `names`: eth,ib begin them, =ib0,ib1 are whole, ^lo leaves out.
+    """Whether NCCL's list `names` selects one of `interfaces`: eth,ib are prefixes, =ib0,ib1 whole names, ^lo excludes.
 
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
@@ -35,7 +35,7 @@ def has_one(interfaces: Collection[str], names: str) -> bool:
 
 
 def towards(host: str) -> str:
-    """The address that this host would use as its own towards `host`, by the routing table; empty without one."""
+    """The source address that the routing table gives packets to `host`; empty where there is none."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -46,7 +46,7 @@ def towards(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether this is an address that never leaves its host; False for names."""
+    """Whether `address` is a loopback address; False for names."""
     try:
         return ip_address(address).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where the project's files are, in a clone, in the image, or installed; what files say, and versions of packages."""
+"""Paths of the project's files (in a clone, in the image, installed), contents of files, and versions of packages."""
 
 import errno
 import stat
@@ -12,19 +12,19 @@ JOBS = Path(__file__).parent / "jobs"
 
 
 def check_regular(path: Path) -> None:
-    """Raises OSError where there is no regular file: a pipe to which nobody writes holds its reader for ever."""
+    """Raises OSError unless `path` is a regular file: a reader of a pipe without a writer would wait for ever."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
 
 
 def content_of(path: Path) -> bytes:
-    """The content of a regular file; OSError where there is none, or it can't be read."""
+    """The content of a regular file. Raises OSError where there is none, or it can't be read."""
     check_regular(path)
     return path.read_bytes()
 
 
 def text_of(path: Path) -> str:
-    """The content of a regular file; nothing where there is none, or it can't be read."""
+    """The content of a regular file as text; empty where there is none, or it can't be read."""
     try:
         return content_of(path).decode(errors="replace")
     except OSError:
@@ -32,7 +32,7 @@ def text_of(path: Path) -> str:
 
 
 def image(root: Path = ROOT) -> str:
-    """The version and the revision of the container image that this runs in; nothing outside of one."""
+    """The version and the revision of the container image that this runs in; empty outside of one."""
     import json  # here and not above: a launch has no use for it
 
     try:
@@ -43,7 +43,7 @@ def image(root: Path = ROOT) -> str:
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None where it was not installed as one, or a site has built it without metadata."""
+    """The version of a package; None where it is not installed, or a site has built it without metadata."""
     from importlib import metadata  # here and not above: a launch has no use for it
 
     return next((found.version for found in metadata.distributions(name=package)), None)

@@ -1,4 +1,4 @@
-"""Other programs, run to their end or to a deadline that holds."""
+"""Running other programs, with a time limit that holds in any case."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ REAP_S = 1.0
 
 
 def kill_descendants() -> None:
-    """Ends all processes that this one has started, and those that they have."""
+    """Kills all child processes of this one, and their descendants."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             process.kill()
@@ -32,10 +32,10 @@ def run(
     command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, errors: str = "replace",
     captures: bool = True,
 ) -> "subprocess.CompletedProcess[str]":  # fmt: skip
-    """What `command` has answered.
+    """Runs `command`; returns its exit code and, where `captures`, its output.
 
     Unlike `subprocess.run` it does not wait for a child that a driver or a dead file system holds in an uninterruptible
-    sleep: such a one does not end even by SIGKILL. A terminal's Ctrl-C is for this process, which ends its child.
+    sleep, which not even SIGKILL ends. A terminal's Ctrl-C reaches only this process, which then kills its child.
 
     Raises:
         subprocess.TimeoutExpired: it did not end within `timeout_s`.

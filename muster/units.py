@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterable
 
 NONE = "-"
-"""What is not known."""
+"""The text for an unknown value."""
 
 MOST_LISTED = 4
-"""So many names are listed before the rest is counted."""
+"""The number of names that are listed before the rest is only counted."""
 
 
 def quantity(value: float | None) -> str:
@@ -33,7 +33,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def listed(values: Iterable[object], most: int = MOST_LISTED, between: str = ", ") -> str:
-    """The different ones of `values` in a few words: "a, b, c, d and 5 more"; None and empty ones do not count."""
+    """The distinct `values` in a few words: "a, b, c, d and 5 more"; None and empty ones are left out."""
     names = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     # One too many is shown as it is: to say "and 1 more" takes as much room.
     if len(names) <= most + 1:
@@ -42,17 +42,17 @@ def listed(values: Iterable[object], most: int = MOST_LISTED, between: str = ", 
 
 
 def perplexity(loss: float) -> float:
-    """The number of tokens between which a model with this mean cross-entropy `loss`, in nats, could be choosing."""
+    """The perplexity of a mean cross-entropy `loss` in nats: its exponential."""
     return math.exp(min(loss, 700.0))  # a larger one has no floating-point number
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """A part of 1, in percent."""
+    """A fraction of 1, in percent."""
     return NONE if value is None else f"{value:.{digits}%}"
 
 
 def duration(value: float | None) -> str:
-    """A time in seconds, as it reads well: 11.7 ms, 1.67 s, 3 min 20 s, 2 h 05 min."""
+    """A time in seconds, in units that fit its size: 11.7 ms, 1.67 s, 3 min 20 s, 2 h 05 min."""
     if value is None:
         return NONE
     if abs(value) < 0.9995:  # which three digits would round to 1e+03
@@ -65,10 +65,10 @@ def duration(value: float | None) -> str:
 
 
 def memory(value: float | None) -> str:
-    """GiB."""
+    """An amount of memory in GiB, with the unit."""
     return NONE if value is None else f"{value:.{2 if value < 10 else 1}f} GiB"
 
 
 def by_numbers(text: str) -> list[tuple[int, int, str]]:
-    """A key by which people sort: ib2 comes before ib10, GLIBC_2.9 before GLIBC_2.34."""
+    """A sort key that compares the numbers in names by value: ib2 comes before ib10, GLIBC_2.9 before GLIBC_2.34."""
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split("([0-9]+)", text) if part]

@@ -1,27 +1,27 @@
-"""How a launch and the ranks that it starts inform each other: its variables, and their reports."""
+"""Communication between a launch and the ranks that it starts: the launch's variables, and the ranks' reports."""
 
 from enum import StrEnum
 
 
 class LaunchVariable(StrEnum):
-    """A variable that only a launch sets. One that it inherits is another launch's, such as of the rank that submitted
+    """A variable that only a launch sets. An inherited one is another launch's, such as that of the rank that submitted
     this job: it is removed, or overridden."""
 
     COMMAND = "MUSTER_COMMAND"
-    """The command line, of our own programs."""
+    """The command line of the launch; set only for our own programs."""
     SCHEDULER = "MUSTER_SCHEDULER"
     SCHEDULER_START_TIME = "MUSTER_SCHEDULER_START_TIME"
-    """Unix seconds of the job, by the scheduler's own word."""
+    """When the job started, in Unix seconds, as the scheduler reports it."""
     SCHEDULER_END_TIME = "MUSTER_SCHEDULER_END_TIME"
     NODES = "MUSTER_NODES"
-    """The nodes' names by node_rank, with commas."""
+    """The nodes' names in the order of node_rank, with commas between."""
     SITE_FOUND = "MUSTER_SITE_FOUND"
     FABRIC_FOUND = "MUSTER_FABRIC_FOUND"
-    """The fabric's name, which a run's summary.json has."""
+    """The fabric's name, for the summary.json of a run."""
     LAUNCH = "MUSTER_LAUNCH"
     """An id of the launch, a dot, and the process id of the agent."""
     RANK_VARIABLES = "MUSTER_RANK_VARIABLES"
-    """The job's id, and what a rank that no agent starts is given, as NAME=VALUE: RANK, MASTER_ADDR; between blanks."""
+    """The job's id, then the variables given to a rank that no agent starts, as NAME=VALUE: RANK, MASTER_ADDR ..."""
     REFUSAL = "MUSTER_REFUSAL"
     """Why this node can't take part in the launch, as JSON (`MusterError.parts`), for the agents of the others."""
     RANK_REPORTS = "MUSTER_RANK_REPORTS"
@@ -32,6 +32,6 @@ class RankReport(StrEnum):
     """The lines that a rank's report may have after the first one, which is the path of its log."""
 
     ERROR_SHOWN = "error shown"
-    """The user has read why the rank ends."""
+    """The user was shown why the rank ends."""
     HAS_CHECKPOINT = "has checkpoint"
     """The run can go on from a checkpoint."""
