@@ -1,8 +1,8 @@
-"""Options of a training, and what is refused: defined once, for the launcher and for the trainers. Without torch.
+"""The options of a training and their checks, defined once for the launcher and for the trainers, without torch.
 
 The command line shows the fields of `Options`, the launcher passes on what the user gave, and the trainer reads the
-same arguments back (train/__main__.py). What a file says, which `--config` names, stands before them
-(config_file.py): of two that say the same the last one counts.
+same arguments back (train/__main__.py). The options of a `--config` file are put before them (config_file.py): of two
+values for one option the last counts.
 """
 
 import difflib
@@ -28,12 +28,12 @@ SOURCES = {
     **dict.fromkeys(("synthetic", "fake", "digits"), False),
     **dict.fromkeys(("cifar10", "imagefolder", "shards", "tokens"), True),
 }
-"""Each data source (train/data), and whether a folder goes with it."""
+"""The data sources (train/data), and whether each needs a folder."""
 
 OF_TOKENS = ("tokens", "synthetic")
 
 MOST = 10**9
-"""Of tokens, classes, samples, MiB, steps, seconds: with far more, numbers overflow."""
+"""The largest number of tokens, classes, samples, MiB, steps or seconds: far larger ones overflow."""
 
 STRATEGIES = {
     "single": "One process: what every other strategy is measured against.",
@@ -43,10 +43,10 @@ STRATEGIES = {
     "tp": "A transformer's matrices and sequences split over ranks.",
     "pipeline": "A transformer's layers split into stages, one or more a rank.",
 }
-"""The strategies, each a file in train/parallel, and what the help says of them."""
+"""The strategies, each a file in train/parallel, with their help texts."""
 
 IN_ONE_PROCESS = ("single", "dp")
-"""Strategies that are started as one process, whatever there is."""
+"""Strategies that are started as one process, however many nodes and GPUs there are."""
 
 
 def is_transformer(model: str) -> bool:
@@ -67,9 +67,9 @@ def check_classifier(model: str, known: Iterable[str]) -> None:
 
 
 def _unknown(what: str, seen: str, name: str, known: Iterable[str], usual: Iterable[str], end: str = "") -> MusterError:
-    """The error for a `name` that is none of the `known`; where none of them is like it, the `usual` are shown.
+    """The error for a `name` that is none of the `known`; it shows similar ones, or the `usual` where none is similar.
 
-    `end` goes with a data source that needs a folder.
+    `end` is appended to a data source that needs a folder.
     """
     near = difflib.get_close_matches(name.lower(), list(known), n=3, cutoff=0.5) or usual
     words = (shlex.quote(one + end if SOURCES.get(one) else one) for one in near)
@@ -78,7 +78,7 @@ def _unknown(what: str, seen: str, name: str, known: Iterable[str], usual: Itera
 
 
 def check_data(data: str, model: str) -> None:
-    """Raises MusterError where `data` names no data source, not one for `model`, or lacks its folder."""
+    """Raises MusterError where `data` is no data source, does not fit `model`, or lacks or can't have a folder."""
     name, _, folder = data.partition(":")
     if name not in SOURCES:
         if os.path.exists(os.path.expanduser(data)):
@@ -112,7 +112,7 @@ def check_here(model: str, data: str) -> None:
 
 
 def classifiers() -> list[str]:
-    """The classifiers in torchvision's source files, which are read here, not run; empty where there are none.
+    """The names of torchvision's classifiers, read from its source without importing it; empty where there are none.
 
     Source: https://docs.pytorch.org/vision/stable/models.html (its models are registered by `@register_model()`)
     """
@@ -153,7 +153,7 @@ _run = partial(option, panel="Run")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to train, on what, how long; the options of every strategy, each with its heading of the help."""
+    """The options of a training, those of every strategy included, each with its heading in the help text."""
 
     model: Annotated[
         str,
@@ -378,13 +378,13 @@ class Options:
 
     @property
     def pixels(self) -> int:
-        """Pixels a side of the images."""
+        """The width and height of the images, in pixels."""
         return self.image_size or (32 if self.data.partition(":")[0] in ("digits", "cifar10") else 224)
 
     @property
     def hang_s(self) -> int:
-        """Seconds in which a rank may stand still; 0: for ever. By default a hang is reported before the time-out of
-        the collective in which the other ranks wait."""
+        """Seconds for which a rank may make no progress; 0: for ever. By default a hang is reported before the time-out
+        of the collective in which the other ranks wait."""
         return max(60, self.timeout_s * 4 // 5) if self.hang_timeout is None else self.hang_timeout
 
     def settled(self) -> "Options":
@@ -396,7 +396,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFile:
-    """Where further options stand. Not one of them: a run's own config.toml does not name the file it came from."""
+    """The file of further options. Not in `Options`: a run's own config.toml does not name the file it came from."""
 
     config: Annotated[
         str | None,
@@ -408,7 +408,7 @@ SECTIONS: dict[str, str] = {field.name: get_args(field.type)[1].rich_help_panel.
 """The section of config.toml in which each option stands: a heading of the help text, or the option's strategy."""
 
 OF_STRATEGY = tuple(name for name in STRATEGIES if name in SECTIONS.values())
-"""The strategies that have options of their own, which mean something to no other."""
+"""The strategies that have options of their own, which no other strategy takes."""
 
 WHICH = """\
 Which one?  nodes  GPUs a node  when
@@ -419,11 +419,11 @@ fsdp        any    any          it does not fit; many nodes: --replicate
 tp          any    2 to 8       gpt-...: a layer is too large for fsdp
 pipeline    any    any          gpt-...: many nodes on a slow network
 """
-"""Which strategy is for what, for the help text."""
+"""When to use which strategy, for the help text."""
 
 
 def check(strategy: str, options: Options) -> None:
-    """Raises MusterError where `options` contradict each other or the strategy, whatever the world."""
+    """Raises MusterError where `options` contradict each other or the strategy, on any number of ranks."""
     for other in OF_STRATEGY:
         flags = typed(options, *(name for name, section in SECTIONS.items() if section == other))
         if flags and strategy != other:
@@ -465,5 +465,5 @@ def check(strategy: str, options: Options) -> None:
 
 
 def typed(options: Options, *names: str) -> str:
-    """What a user types for those of `names` that are not at their default."""
+    """The arguments, as a user types them, for those of the options `names` that differ from their defaults."""
     return " ".join(to_argv(Options(**{name: getattr(options, name) for name in names})))

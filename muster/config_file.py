@@ -24,7 +24,7 @@ from muster.hints import MEANT
 from muster.paths import check_regular
 
 MOST_BYTES = 1 << 16
-"""Of a file of options: one of a run has about 1,500."""
+"""The largest size of a file of options; a run's own has about 1,500 bytes."""
 
 
 def config_of(argv: Sequence[str]) -> str | None:
@@ -39,10 +39,10 @@ def config_of(argv: Sequence[str]) -> str | None:
 
 
 def with_file(argv: Sequence[str]) -> list[str]:
-    """`argv` (`["ddp", "--config=FILE", "--epochs=3"]`), with what the file says before the user's own options.
+    """`argv` (`["ddp", "--config=FILE", "--epochs=3"]`), with the file's options before the user's own.
 
     Raises:
-        MusterError: the file can't be read, or says what the strategy does not have.
+        MusterError: the file can't be read, or `read` refuses its content.
     """
     file = config_of(argv)
     if file is None or argv[0] not in STRATEGIES:
@@ -54,7 +54,7 @@ def read(path: str, strategy: str) -> Options:
     """The options that the file at `path` gives to a training by `strategy`.
 
     Raises:
-        MusterError: the file can't be read, is no TOML, or has a section or an option that does not exist.
+        MusterError: the file can't be read, is no TOML, or has a section, option or value that it must not have.
     """
     types: dict[str, Any] = {field.name: field.type for field in fields(Options)}
     given: dict[str, Any] = {}
@@ -68,9 +68,9 @@ def read(path: str, strategy: str) -> Options:
                 raise _unknown(path, section, name)
             kind, info = get_args(types[name])
             if base_of(kind) is float and type(value) is int:
-                with suppress(OverflowError):  # what is larger than any float stays none
+                with suppress(OverflowError):  # an int larger than any float is refused below
                     value = float(value)
-            # No argument of a process has a zero byte in it, and ranks get theirs as arguments.
+            # Ranks get their options as arguments, in which a zero byte is impossible.
             if not is_allowed(value, kind, info) or (isinstance(value, str) and "\0" in value):
                 expected = _expected(kind, info)
                 raise MusterError(
@@ -90,11 +90,11 @@ def load(path: str) -> dict[str, Any]:
     """The tables of the file at `path`.
 
     Raises:
-        MusterError: it is not there, is no regular file, or no TOML.
+        MusterError: it does not exist, is too large, can't be read, or is no TOML.
     """
     file, seen = Path(os.path.expanduser(path)), f"--config {path}"
     fix = "--config FILE, such as runs/NAME/config.toml; in a container, see that its folder is bound into it"
-    if os.path.isfile(file / "config.toml"):  # Path's own raises for a name that is too long
+    if os.path.isfile(file / "config.toml"):  # Path.is_file raises for a name that is too long
         fix = f"--config {os.path.join(path, 'config.toml')}"
     with explaining("the file of options can't be read", seen=seen, fix=fix):
         check_regular(file)
@@ -113,7 +113,7 @@ def load(path: str) -> dict[str, Any]:
 
 
 def _check_strategy(path: str, strategy: Any) -> None:
-    """Refuses what is no strategy's name. The command line has one too, which may be another, and is taken."""
+    """Refuses an unknown strategy. The command line names one too: where they differ, the command line's is used."""
     if not isinstance(strategy, str) or strategy not in STRATEGIES:
         near = difflib.get_close_matches(str(strategy), STRATEGIES, n=2) or ["ddp"]
         raise MusterError(
@@ -159,14 +159,14 @@ def _line(path: str, section: str, name: str, value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as it stands in the file; of a list or a table only that it is one."""
+    """A value as it is written in the file; a list or a table only as [...] or {...}."""
     if isinstance(value, (str, bool, int, float)):
         return toml_value(value)
     return "[...]" if isinstance(value, list) else "{...}" if isinstance(value, dict) else str(value)
 
 
 def _expected(kind: Any, info: Any) -> str:
-    """What an option takes, in words."""
+    """The values that an option takes, in words."""
     base = base_of(kind)
     if get_origin(base) is Literal:
         return " or ".join(toml_value(choice) for choice in get_args(base))
@@ -175,14 +175,13 @@ def _expected(kind: Any, info: Any) -> str:
 
 
 ONE_RUNS_OWN = ("name", "resume")
-"""Options that a run's config.toml leaves out: by it another run starts, in a new folder and from the beginning."""
+"""Options that a run's config.toml leaves out, so that it starts another run: in a new folder, from the beginning."""
 
 
 def to_toml(strategy: str, options: Options) -> str:
-    """`options` as a file in TOML, by which the same training starts again: `--config`.
+    """`options` as the text of a TOML file with which `--config` starts the same training again.
 
-    What was not given and has no default of its own is left out, and so are the options of other strategies and those
-    of `ONE_RUNS_OWN`.
+    Options that are None are left out, and so are the options of other strategies and those of `ONE_RUNS_OWN`.
 
     Source: https://toml.io/en/v1.0.0
     """
@@ -199,8 +198,8 @@ def to_toml(strategy: str, options: Options) -> str:
 
 
 def toml_value(value: str | float) -> str:
-    """`value` as TOML has it."""
+    """`value` in TOML's notation."""
     if not isinstance(value, str):
         return repr(value).lower()
-    # A path's bytes may be no text, which TOML has no way to write.
+    # A path may have bytes that are no text, which TOML can't express.
     return json.dumps(value.encode(errors="replace").decode(), ensure_ascii=False).replace("\x7f", "\\u007f")
