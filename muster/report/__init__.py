@@ -1,5 +1,5 @@
-"""`muster report`: what runs left, for people, without torch.
+"""`muster report`: the results of runs as tables and charts, without torch.
 
-runs reads their files, scaling compares them over numbers of ranks, tables writes facts as text and prints them, charts
-draws by matplotlib, and the command puts all of it into one HTML file.
+runs reads their files, scaling compares them over numbers of ranks, tables formats and prints their values, charts
+draws with matplotlib, and __main__, the command, puts all of it into one HTML file.
 """

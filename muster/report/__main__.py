@@ -22,11 +22,11 @@ from muster.units import NONE
 PAGE = "index.html"
 
 MARK = '<meta name="generator" content="muster report">'
-"""Tells a report from other pages: only a report is written over."""
+"""Distinguishes a report from other pages: only a report is overwritten."""
 
 
 def report(given: list[str], output: Path | None) -> Path:
-    """The page's file, after printing the tables and writing the page.
+    """Prints the tables and writes the page; returns the page's path.
 
     Raises:
         MusterError: there is no run, it can't be read, or the folder is taken or can't be written.
@@ -41,13 +41,13 @@ def report(given: list[str], output: Path | None) -> Path:
 
 
 def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None) -> Path:
-    """Where the report goes: `output`, else report/ in the one folder that was given, else here.
+    """The report's folder: `output`, else report/ in the one folder or run that was given, else report/ here.
 
     Raises:
-        MusterError: what is there is no report.
+        MusterError: something other than a report is there.
     """
     if output is None:
-        inside = Path(given[0]) if os.path.isdir(given[0]) else runs[0].folder  # of a summary.json
+        inside = Path(given[0]) if os.path.isdir(given[0]) else runs[0].folder  # given by one of its files
         output = (inside if len(given) == 1 else Path()) / "report"
     with _writing(output):
         is_taken = os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir()))
@@ -62,10 +62,10 @@ def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None
 
 
 def is_report(folder: Path) -> bool:
-    """Whether `folder` has a page of this program in it; an empty one too, as a full disk leaves it.
+    """Whether `folder` contains a report's page, or an empty one, as a full disk leaves it.
 
     Raises:
-        OSError: it can't be looked at.
+        OSError: the page can't be read.
     """
     page = folder / PAGE
     text = page.read_text(encoding="utf-8", errors="replace") if page.is_file() else None
@@ -73,7 +73,7 @@ def is_report(folder: Path) -> bool:
 
 
 def write(folder: Path, html: str) -> Path:
-    """The page's path, after writing it.
+    """Writes the page; returns its path.
 
     Raises:
         MusterError: the folder can't be written.
@@ -89,19 +89,19 @@ def _writing(folder: Path) -> AbstractContextManager[None]:
 
 
 def render(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Scaling], notes: Sequence[str]) -> str:
-    """The whole file, by page.html, with its charts. The same input gives the same bytes."""
+    """The page with its charts as HTML, from the template page.html. The same input gives the same bytes."""
     import jinja2
     from markupsafe import Markup
 
     def shown(value: Any) -> Any:
         if isinstance(value, bool):
             return "yes" if value else "no"
-        # A macro of the template has made it: it is escaped already.
+        # The output of a macro of the template is escaped already.
         if isinstance(value, Markup):
             return value
         return NONE if value is None else one_line(str(value))
 
-    # All that is filled in is escaped, and shown without control characters.
+    # All values are escaped, and control characters in them are written out.
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -126,7 +126,7 @@ def render(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[S
 
 
 def _software(run: Run) -> dict[str, Any]:
-    """What a run ran with: its folder, what it goes on from, and versions."""
+    """The run's folder, the checkpoint that it resumed from, its trace, and the versions of its software."""
     known = {"folder": str(run.folder), "resumed from": run.text("resumed_from"), "trace": run.text("profile")}
     return {name: value for name, value in {**known, **record(run.value("versions"))}.items() if value is not None}
 

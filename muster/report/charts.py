@@ -1,4 +1,4 @@
-"""The charts of runs and of their scaling, drawn by matplotlib, which is loaded with the first of them."""
+"""The charts of runs and of their scaling, drawn with matplotlib, which is imported only then."""
 
 import io
 import logging
@@ -62,7 +62,7 @@ class Chart:
 
     Attributes:
         note: how to read it.
-        base64: the SVG file that matplotlib has made, as a page holds it.
+        base64: the SVG file, encoded for a data: URL in the page.
     """
 
     title: str
@@ -76,9 +76,9 @@ class Line:
 
     Attributes:
         label: its name in the legend; None without one.
-        index: of its run or its group: it gives the colour and the marker.
+        index: selects the colour and the marker: mostly the index of its run or scaling.
         points: y by x, x ascending.
-        style: as matplotlib names it.
+        style: matplotlib's name of the line style.
     """
 
     label: str | None
@@ -90,13 +90,13 @@ class Line:
 @contextmanager
 def _style() -> Generator[None]:
     """A context in which charts have our look, whatever the user's matplotlibrc says."""
-    # It speaks of its cache where the home folder can't be written.
+    # matplotlib logs warnings about its cache where the home directory can't be written.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     # Here and not above: it takes half a second.
     from matplotlib import style
 
     with warnings.catch_warnings(), style.context(STYLE, after_reset=True):
-        # A name in a script that the font lacks is drawn as boxes, and that is all.
+        # Letters that the font lacks are drawn as boxes, without a warning.
         warnings.simplefilter("ignore")
         yield
 
@@ -119,7 +119,7 @@ def of_runs(runs: Sequence[Run]) -> list[Chart]:
 
 
 def of_scalings(scalings: Sequence[Scaling]) -> list[Chart]:
-    """Throughput and efficiency over the ranks; one line for each group of runs that do the same work."""
+    """Charts of throughput and efficiency over the ranks, with one line for each group of runs of the same work."""
     charts: list[Chart] = []
     with _style():
         for kind, unit in dict.fromkeys((found.kind, found.unit) for found in scalings):
@@ -133,17 +133,17 @@ def of_scalings(scalings: Sequence[Scaling]) -> list[Chart]:
 
 
 def _learning(runs: Sequence[Run], name: str) -> list[Line]:
-    """Training and validation of `name` over the steps."""
+    """The lines of `name` over the steps, in training and in validation."""
     lines: list[Line] = []
     several = len(runs) > 1
     for index, run in enumerate(runs):
         if name == "accuracy" and run.unit == "tokens":
-            continue  # of next tokens it says little
+            continue  # for next tokens accuracy says little
         train, valid = _points(run, f"train_{name}"), _points(run, f"valid_{name}")
         if train:
             lines.append(Line(run.label if several else "training", index, train))
         if valid:
-            # Of several runs colour and marker tell whose it is.
+            # With several runs, colour and marker say which run it belongs to.
             label = "validation" if not several else None if train else f"{run.label}, validation"
             lines.append(Line(label, index if several else 1, valid, "--"))
     return lines
@@ -154,12 +154,12 @@ def _curves(runs: Sequence[Run], name: str) -> list[Line]:
 
 
 def _points(run: Run, name: str) -> dict[float, float]:
-    """The run's curve, thinned out to what a page can show."""
+    """The run's curve, thinned out to MOST_POINTS."""
     return dict(_some(list(run.curve(name).items()), MOST_POINTS))
 
 
 def _some(items: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of `items`, evenly, with the last."""
+    """At most `most` of `items`, evenly spaced, the last one included."""
     stride = max(1, math.ceil(len(items) / most))
     return list(items[::-1][::stride][::-1])
 
@@ -167,10 +167,10 @@ def _some(items: Sequence[Any], most: int) -> list[Any]:
 def _over_steps(
     title: str, y_label: str, lines: Sequence[Line], note: str = "", of: Literal["loss", "share", "amount"] = "amount"
 ) -> Chart | None:
-    """Lines over the steps; None where they are points at best.
+    """A chart of lines over the steps; None where no line has two points.
 
     Args:
-        of: what the y axis is of: it says where the axis begins and how its numbers are written.
+        of: the kind of quantity on the y axis; it decides where the axis begins and how its numbers are written.
     """
     if max((len(line.points) for line in lines), default=0) < 2:
         return None
@@ -191,7 +191,7 @@ def _over_steps(
 
 
 def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -> Chart:
-    """One attribute of the scalings' points over the number of ranks, and what would be ideal."""
+    """A chart of the attribute `name` of the scalings' points over the number of ranks, with the ideal values."""
     from matplotlib.ticker import PercentFormatter
 
     measured: list[Line] = []
@@ -218,7 +218,7 @@ def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -
 
 
 def _figure(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> tuple[Any, Any]:
-    """A figure and its axes, with lines told apart by colour and marker; where several have names, a legend below."""
+    """A figure and its axes, with lines that differ in colour and marker; with several labels, a legend below."""
     from matplotlib.figure import Figure  # without a window system
 
     figure: Any = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES))
@@ -244,7 +244,7 @@ def _figure(title: str, x_label: str, y_label: str, lines: Sequence[Line]) -> tu
 
 
 def _log_scale(axes: Any) -> None:
-    """Makes the y axis logarithmic, with some five round numbers on it, however much it spans."""
+    """Makes the y axis logarithmic, with about five round numbers on it, whatever its range."""
     from matplotlib.ticker import LogLocator, MaxNLocator
 
     low, high = axes.dataLim.intervaly

@@ -1,4 +1,4 @@
-"""A run, as its files tell it: whole, under way, killed while it wrote, or of an older version."""
+"""A run as read from its files: finished, in progress, killed while writing, or written by an older version."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from muster.units import by_numbers, plural
 SUMMARY, METRICS = "summary.json", "metrics.jsonl"
 
 LARGEST = 1e300
-"""No number beyond it can be drawn: charts need room above it."""
+"""The largest number that can be drawn: charts need room above it."""
 
 USAGE = "muster report RUN...: a run's folder, or a folder with runs in it"
 
@@ -23,11 +23,11 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What one run left.
+    """The results of one run.
 
     Attributes:
-        label: its folder's name, with as much of the path before it as tells it from the others.
-        summary: summary.json; empty where the run has not come to its end.
+        label: its folder's name, after as much of the path as distinguishes it from the others.
+        summary: the content of summary.json; empty where there is none yet.
         lines: the records of metrics.jsonl, in order.
         notes: what could not be read.
     """
@@ -40,13 +40,13 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """True where there is a summary, and it is of the last step logged: the run neither went on nor back."""
+        """True where there is a summary, of the last step in metrics.jsonl: the run was not resumed after it."""
         end, logged = self.number("step"), [number(line.get("step")) or 0.0 for line in self.lines]
         return bool(self.summary) and (end is None or not logged or max(logged) == end)
 
     @property
     def last_step(self) -> int:
-        """The last step that anything is known of."""
+        """The last step in metrics.jsonl or in the summary, whichever is later."""
         return int(max([*self.curve("step"), self.number("step") or 0.0]))
 
     @property
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def unit(self) -> str:
-        """What is counted a second: images or tokens."""
+        """The unit in which throughput is counted: images or tokens."""
         known = {key for record in (self.summary, *self.lines) for key in record}
         return "tokens" if "tokens_per_second" in known else "images"
 
@@ -84,7 +84,7 @@ class Run:
         return dict(sorted({step: value for step, value in pairs if step is not None and value is not None}.items()))
 
     def value(self, *path: str) -> Any:
-        """What is at `path` in the summary; None where nothing is."""
+        """The value at `path` in the summary; None where there is none."""
         value: Any = self.summary
         for name in path:
             value = record(value).get(name)
@@ -92,19 +92,19 @@ class Run:
 
 
 def number(value: Any) -> float | None:
-    """`value` where it is a number that can be drawn, else None."""
+    """`value` as a float where it is a number that can be drawn, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= LARGEST else None
 
 
 def record(value: Any) -> Record:
-    """`value` where it is an object, else an empty one."""
+    """`value` where it is a JSON object, else an empty one."""
     return cast("Record", value) if isinstance(value, dict) else {}
 
 
 def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
-    """The runs that the paths `given` stand for, each once, with labels that differ; and notes on what is left out.
+    """The runs at the paths `given`, each once, with distinct labels; and notes on the runs that are left out.
 
     Raises:
         MusterError: a path does not exist, or there is no run that can be read.
@@ -123,7 +123,7 @@ def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
         raise refused[0]
     names = [run.label for run in runs.values()]
     doubled = [folder for folder, run in runs.items() if names.count(run.label) > 1]
-    # Equal names with as much of the path before them as tells them apart.
+    # Equal names get as much of the path before them as distinguishes them.
     common = os.path.commonpath([folder.parent for folder in doubled]) if doubled else ""
     labels = [os.path.relpath(folder, common) if folder in doubled else run.label for folder, run in runs.items()]
     notes = [f"left out: {one_line(error.seen)}: {one_line(error.wrong)}" for error in refused]
@@ -131,7 +131,7 @@ def read_all(given: Sequence[str]) -> tuple[list[Run], list[str]]:
 
 
 def _read(path: Path, refused: list[MusterError]) -> list[Run]:
-    """The run at `path`, or those in the folder `path`; `refused` gets why one in it can't be read."""
+    """The run at `path`, or the runs in the folder `path`; errors of unreadable ones there are added to `refused`."""
     folder = path.parent if path.name in (SUMMARY, METRICS) and not os.path.isdir(path) else path
     if holds_run(folder):
         return [_open(folder)]
@@ -170,7 +170,7 @@ def _open(folder: Path) -> Run:
     """The run in `folder`.
 
     Raises:
-        MusterError: its summary is damaged, or it holds no result yet.
+        MusterError: a file can't be read, its summary is damaged, or it has no results yet.
     """
     summary: Any = {}
     text, path = "", folder / SUMMARY
@@ -195,7 +195,7 @@ def _open(folder: Path) -> Run:
             found = None
         if isinstance(found, dict):
             kept += [cast("Record", found)] if found else []
-        elif index + 1 < len(lines):  # the last one may have been cut off by a kill: it counts not
+        elif index + 1 < len(lines):  # not the last one, which a kill may have cut off
             num_damaged += 1
     if not summary and not kept:
         raise MusterError(

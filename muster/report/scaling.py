@@ -1,4 +1,4 @@
-"""Scaling: what more ranks gave, over runs of the same work on different numbers of ranks."""
+"""Scaling: the throughput of runs of the same work, compared over different numbers of ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Point:
-    """One number of ranks.
+    """The results on one number of ranks.
 
     Attributes:
-        world: the ranks.
+        world: the number of ranks.
         batch: samples of a step of all ranks together.
         rate: images or tokens a second of all ranks; the median where there are several runs.
-        speedup: how many times the rate of the smallest world.
-        efficiency: of that, the part of what is ideal, 1 is all.
+        speedup: the rate divided by that on the smallest number of ranks.
+        efficiency: the speedup as a fraction of the ideal one.
     """
 
     world: int
@@ -67,13 +67,13 @@ class Scaling:
 
     @property
     def title(self) -> str:
-        """One line that says what scales."""
+        """The kind of scaling, the work and the batch, on one line."""
         where = "a rank" if self.kind == "weak" else "over all ranks"
         return f"{self.kind.capitalize()} scaling: {self.work}, batch of {self.batch:,.0f} {where}"
 
 
 def find(runs: Sequence[Run]) -> tuple[list[Scaling], list[str]]:
-    """The scalings that `runs` show, and why some are in none of them.
+    """The scalings that `runs` show, and notes on the runs that are in none of them.
 
     Runs of other work (another model, strategy, precision ...) are never compared.
     """
@@ -102,7 +102,7 @@ def find(runs: Sequence[Run]) -> tuple[list[Scaling], list[str]]:
 
 
 def _work(run: Run) -> tuple[str, ...]:
-    """What has to be equal for two rates to be comparable."""
+    """The values that have to be equal for two rates to be comparable."""
     own = [run.value(name) for name in ("model", "data", "strategy", "device")]
     return tuple(map(str, (*own, run.text("versions", "gpu"), *(run.value("options", name) for name in OPTIONS))))
 

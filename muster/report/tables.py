@@ -1,4 +1,4 @@
-"""Facts of runs as text: rows of the tables, the same on the page and on the terminal, which this prints."""
+"""The tables of runs as text, the same on the page and on the terminal, where `show` prints them."""
 
 import math
 import sys
@@ -11,10 +11,10 @@ from muster.report.scaling import DEFINITION, Scaling
 from muster.units import NONE, count, duration, memory, percent, perplexity, quantity
 
 WIDTH = 80
-"""Characters of a line, where it does not go to a terminal."""
+"""The width of the output in characters, where it does not go to a terminal."""
 
 LABEL, LEAST = 27, 13
-"""Characters of the column of labels; of a run's, at least."""
+"""The width of the column of labels, and the least width of a run's column, in characters."""
 
 ONE = {"images": "an image", "tokens": "a token"}
 
@@ -23,7 +23,7 @@ Facts = dict[str, list[str]]
 
 
 def facts(runs: Sequence[Run]) -> dict[str, Facts]:
-    """What is known of `runs`, by the heading; rows of which nothing is known are left out."""
+    """The tables of `runs` by their headings, without the rows that have no known value."""
     seen = sorted({run.unit for run in runs})
     device = "GPU" if all((run.text("device") or "").startswith("cuda") for run in runs) else "process"
     cells: dict[str, list[tuple[str, Callable[[Run], str]]]] = {
@@ -57,7 +57,7 @@ def facts(runs: Sequence[Run]) -> dict[str, Facts]:
             *((f"energy, {ONE[unit]}", _of_unit(unit, energy)) for unit in seen),
         ],
         "Learning": [
-            # Of next tokens the share of right ones says little.
+            # For next tokens accuracy says little.
             ("valid. accuracy", _of_unit("images", accuracy)),
             ("valid. accuracy, best", _of_unit("images", best_accuracy)),
             ("valid. perplexity", _of_unit("tokens", valid_perplexity)),
@@ -91,7 +91,7 @@ def of_scaling(scaling: Scaling) -> tuple[list[str], list[list[str]]]:
 
 
 def _of_unit(unit: str, cell: Callable[[Run], str]) -> Callable[[Run], str]:
-    """`cell` for the runs that count `unit`: images and tokens can't be compared."""
+    """`cell` for the runs that count in `unit`, else NONE: images and tokens can't be compared."""
     return lambda run: cell(run) if run.unit == unit else NONE
 
 
@@ -105,13 +105,13 @@ def hosts(run: Run) -> str:
 
 
 def precision(run: Run) -> str:
-    """bf16 or fp32, as far as the options tell."""
+    """bf16 or fp32, where the options say which."""
     bf16 = run.value("options", "bf16")
     return NONE if not isinstance(bf16, bool) else "bf16" if bf16 else "fp32"
 
 
 def slowest(run: Run) -> str:
-    """The rank that took longest, its host, and by how much."""
+    """The slowest rank, its host, and how much longer than the median it took."""
     rank, ratio = run.number("slowest_rank", "rank"), run.number("slowest_rank", "ratio")
     if rank is None:
         return NONE
@@ -130,9 +130,9 @@ def rate_per_rank(run: Run) -> str:
 
 
 def last(run: Run, name: str, in_summary: str = "") -> float | None:
-    """The value of `name` at the end: by the summary, `in_summary` or final_NAME, else by the last line that has it.
+    """The last value of `name`: in the summary as `in_summary` or final_NAME, else in the last line that has it.
 
-    A loss that has become no number is nan, and not what it was before.
+    A loss that has become nan or infinite is nan, and not an earlier value.
     """
     in_lines = (line.get(name) for line in reversed(run.lines))
     told = (run.value(in_summary or f"final_{name}") if run.is_finished else None, *in_lines)
@@ -163,15 +163,15 @@ def state(run: Run) -> str:
 
 
 def show(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Scaling], notes: Sequence[str]) -> None:
-    """Prints runs side by side, as many as fit, how they scale, and what the reader should know."""
-    # Here and not above: what can't be read must not wait for rich.
+    """Prints the tables of the runs, as many side by side as fit, the tables of the scalings, and the notes."""
+    # Here and not above: an error in reading must not wait until rich is loaded.
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
-    # On a narrower terminal a table would lose its last column's letters: its lines are broken there instead.
+    # On a narrower terminal a table would lose letters of its last column: the terminal breaks its lines instead.
     console.width = max(console.width, LABEL + LEAST + 3)
     at_once = max(1, (console.width - LABEL) // (LEAST + 3))
     for start in range(0, len(runs), at_once):
