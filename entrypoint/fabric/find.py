@@ -1,8 +1,8 @@
-"""What a host has of a fabric: its devices, its libraries, and the profile in jobs/fabrics that fits.
+"""The fabric of a host: its devices, its libraries, and the profile in jobs/fabrics that fits.
 
     HostRoot         files below the folder where the host's root is mounted, as in a chroot
     fabric_devices   the devices of fabrics that /dev and /sys show
-    read_library     what a shared object says of itself
+    read_library     the ELF fields of a shared object
     HostLibraries    where the host's own loader would find a library
     find             devices, interfaces and the fabric, as a Finding
 
@@ -42,7 +42,7 @@ _MAX_TEXT = 1 << 20
 
 
 class HostRoot:
-    """The root folder of a host, mounted at `root`. Nothing above that folder is ever reached through a link.
+    """The root folder of a host, mounted at `root`. No link leads out of that folder.
 
     Attributes:
         root: where it is mounted.
@@ -59,13 +59,13 @@ class HostRoot:
             self.notes.append(one_line(line))
 
     def path(self, resolved: str) -> Path:
-        """The path in this file system of a resolved path of the host."""
+        """The path in this container of the host's path `resolved`, which is free of links."""
         return self.root / resolved.lstrip("/")
 
     def resolve(self, path: str) -> str | None:
-        """The host's path after all links, as in a chroot: `..` and absolute links stay below the root.
+        """The host's path with all links resolved, as in a chroot: `..` and absolute links stay below the root.
 
-        None where it leads nowhere, in circles, where this user may not look, or to a name that is no UTF-8.
+        None where nothing exists, the links are circular, this user lacks permission, or the name is no UTF-8.
         """
         found: list[str] = []
         parts = _parts(path)
@@ -92,7 +92,7 @@ class HostRoot:
         return resolved if _is_utf8(resolved) else None
 
     def file(self, path: str) -> str | None:
-        """The host's path after all links, of a regular file; None for anything else."""
+        """The host's path of a regular file with all links resolved; None for anything else."""
         resolved = self.resolve(path)
         return resolved if resolved and os.path.isfile(self.path(resolved)) else None
 
@@ -109,7 +109,7 @@ class HostRoot:
         return readable
 
     def glob(self, pattern: str) -> list[str]:
-        """The host's paths that match, as the host names them: `*`, `?` and `[...]` within a name. Sorted."""
+        """The host's paths that match `pattern`, sorted, links not resolved; `*`, `?`, `[...]` match within a name."""
         found = ["/"]
         for part in _parts(pattern):
             paths: list[str] = []
@@ -124,7 +124,7 @@ class HostRoot:
     def read_text(self, path: str) -> str:
         """The text in a file of the host, without the spaces around it; empty where it can't be read."""
         if resolved := self.file(path):
-            # A port that is down refuses to tell its speed.
+            # Some files of sysfs give an error, such as the speed of a port that is down.
             with suppress(OSError), self.path(resolved).open("rb") as file:
                 return file.read(_MAX_TEXT).decode(errors="replace").strip()
         return ""
@@ -135,7 +135,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _is_utf8(name: str) -> bool:
-    # Python has such bytes of a file's name as lone surrogates.
+    # In a file's name Python represents bytes that are no UTF-8 as lone surrogates.
     return re.search("[\ud800-\udfff]", name) is None
 
 
@@ -152,9 +152,9 @@ class Device:
 
     Attributes:
         name: mlx5_0, cxi0, rdmap0s6.
-        kind: infiniband, roce, efa, slingshot, gdrcopy, xpmem; iwarp and omnipath, which no profile takes.
+        kind: infiniband, roce, efa, slingshot, gdrcopy, xpmem; iwarp, omnipath, unknown, which no profile is for.
         path: its file in /dev, or in /sys where it has none.
-        state: ACTIVE, DOWN...; empty where it tells none.
+        state: ACTIVE, DOWN...; empty where it reports none.
     """
 
     name: str
@@ -164,7 +164,7 @@ class Device:
 
 
 def fabric_devices(root: HostRoot) -> tuple[Device, ...]:
-    """All devices of fabrics, by kind and name."""
+    """The host's devices of all fabrics, by kind and name."""
     found = [_verbs_device(root, name) for name in root.names(_VERBS)]
     names = {name for folder in _CXI_FOLDERS for name in root.names(folder) if re.fullmatch(r"cxi[0-9]+", name)}
     for name in sorted(names):
@@ -177,7 +177,7 @@ def fabric_devices(root: HostRoot) -> tuple[Device, ...]:
 
 
 def _verbs_device(root: HostRoot, name: str) -> Device:
-    """A device of the kernel's verbs, which InfiniBand, RoCE, EFA and others have.
+    """A device of the kernel's verbs interface, which InfiniBand, RoCE, EFA and others share.
 
     Source: https://www.kernel.org/doc/Documentation/ABI/stable/sysfs-class-infiniband
     """
@@ -187,7 +187,7 @@ def _verbs_device(root: HostRoot, name: str) -> Device:
         # 4: ACTIVE
         state = root.read_text(f"{folder}/ports/{port}/state").rpartition(":")[2].strip()
         ports.append((state, root.read_text(f"{folder}/ports/{port}/link_layer")))
-    # The active port tells, where there are several.
+    # Where there are several ports, an active one decides.
     ports.sort(key=lambda port: port[0] != "ACTIVE")
     if root.read_text(f"{folder}/device/vendor") == _AMAZON:
         kind = "efa"
@@ -201,7 +201,7 @@ def _verbs_device(root: HostRoot, name: str) -> Device:
 
 
 def _verbs_file(root: HostRoot, name: str) -> str | None:
-    """/dev/infiniband/uverbs0 of mlx5_0."""
+    """The device file of a verbs device, such as /dev/infiniband/uverbs0 of mlx5_0; None where there is none."""
     for file in root.names(f"{_VERBS}_verbs"):
         if root.read_text(f"{_VERBS}_verbs/{file}/ibdev") == name and root.resolve(f"/dev/infiniband/{file}"):
             return f"/dev/infiniband/{file}"
@@ -210,11 +210,11 @@ def _verbs_file(root: HostRoot, name: str) -> str | None:
 
 CACHE = "/etc/ld.so.cache"
 
-# What takes these in LD_LIBRARY_PATH and LD_PRELOAD for separators or for words of its own: the loader, and NCCL the
-# comma.
+# Characters that the loader takes for separators or expands in LD_LIBRARY_PATH and LD_PRELOAD, and the comma, at which
+# NCCL splits a list.
 UNUSABLE = re.compile(r"[\s:;,$]")
 
-# No library has as many; a damaged file can claim four billion.
+# No library has as many sections, tags or symbols; a damaged file can claim four billion.
 _MOST = 20_000
 _LONGEST_NAME = 200
 _PLUGIN = re.compile(r"ncclNetPlugin_v([0-9]{1,3})")
@@ -225,16 +225,16 @@ _LDCONFIG_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Library:
-    """A shared object on the host, and what the host's loader reads of it.
+    """A shared object on the host, with the ELF fields that the host's loader reads.
 
     Attributes:
-        path: as the host has it, after all links.
-        soname: its own name; the file's where it tells none.
+        path: the host's path, with all links resolved.
+        soname: its DT_SONAME; the file's name where it has none.
         machine: the architecture as ELF names it: EM_X86_64.
-        needed: sonames, in order.
-        rpath: folders of DT_RPATH, also of what needs it: they are for all that it needs.
-        runpath: folders of DT_RUNPATH: for what it needs itself, in place of DT_RPATH.
-        needed_by: who asked for it first, where that is known: NCCL, the profile, or the path of another library.
+        needed: the sonames of DT_NEEDED, in order.
+        rpath: folders of its DT_RPATH and of that of libraries that need it: for all its dependencies, direct or not.
+        runpath: folders of DT_RUNPATH: for its direct dependencies, in place of DT_RPATH.
+        needed_by: what asked for it first, where that is known: NCCL, the profile, or the path of another library.
     """
 
     path: str
@@ -248,10 +248,10 @@ class Library:
 
 @dataclass(frozen=True)
 class NetPlugin:
-    """What NCCL sees of a network plugin.
+    """A network plugin as NCCL sees it.
 
     Attributes:
-        name: what NCCL_NET has to be; None where the plugin makes it up as it is loaded.
+        name: the value for NCCL_NET; None where the plugin sets its name only when it is loaded.
         versions: N of each ncclNetPlugin_vN that it exports, in order.
     """
 
@@ -260,19 +260,19 @@ class NetPlugin:
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` can be a file's name in one folder, and be written in a list of paths or libraries."""
+    """Whether `name` can be the name of a file, and an element of LD_LIBRARY_PATH or LD_PRELOAD."""
     return name not in ("", ".", "..") and "/" not in name and name.isprintable() and not UNUSABLE.search(name)
 
 
 def _of_elf(path: Path, how: "Callable[[ELFFile], T]") -> T | None:
-    """What `how` reads of an ELF file; None for what is none, or is damaged."""
+    """The result of `how` for an ELF file; None where it is none, or is damaged."""
     from elftools.elf.elffile import ELFFile
 
     try:
         with path.open("rb") as file:
             return how(ELFFile(file))
     except Exception:
-        # pyelftools trusts what it reads: damaged bytes raise whatever they come to.
+        # pyelftools trusts the file: damaged bytes can raise any exception.
         return None
 
 
@@ -283,10 +283,10 @@ def _sections(file: "ELFFile", kind: str) -> Iterator[Any]:
 
 
 def read_library(root: HostRoot, path: str) -> Library | None:
-    """The library at a path of the host; None for what is none: a linker script, a damaged or static file."""
+    """The library at a path of the host; None where the file is none: a linker script, a damaged or static file."""
     if (resolved := root.file(path)) is None:
         return None
-    # $ORIGIN: as it is opened, as the loader has it; and where it really is, as the host may open it by another name.
+    # For $ORIGIN: the folder in `path`, as for the loader, and the resolved one, as the host may open another path.
     origins = list(dict.fromkeys(map(os.path.dirname, (path, resolved))))
     found = _of_elf(root.path(resolved), lambda file: _library(file, resolved, origins))
     if found is None:
@@ -307,7 +307,7 @@ def _library(file: "ELFFile", path: str, origins: list[str]) -> Library | None:
         path,
         # A name with a slash in it would be a path wherever it is used.
         soname=soname if is_name(soname) else os.path.basename(path),
-        # x32 has the machine of x86-64, and other pointers.
+        # x32 has the machine of x86-64, but 32-bit pointers.
         machine=machine if file.elfclass == 64 else f"{machine} of {file.elfclass} bits",
         needed=tuple(dict.fromkeys(tags["DT_NEEDED"])),
         rpath=() if tags["DT_RUNPATH"] else _expanded(tags["DT_RPATH"], origins),
@@ -326,7 +326,7 @@ def _expanded(values: list[str], origins: list[str]) -> tuple[str, ...]:
 
 
 def net_plugin(path: Path) -> NetPlugin:
-    """What a plugin of NCCL exports; without any version it is no plugin.
+    """The exports of a network plugin of NCCL; a file without any version is no plugin.
 
     Source: https://github.com/NVIDIA/nccl/tree/master/plugins/net
     """
@@ -350,20 +350,20 @@ def _net_plugin(file: "ELFFile") -> NetPlugin:
 
 
 def _pointer_at(file: "ELFFile", address: int) -> int:
-    """The pointer that the loader will have put at an address of memory."""
+    """The pointer that the loader will write at a virtual address."""
     for section in _sections(file, "SHT_RELA"):
         symbols = cast(Any, file.get_section(section.header["sh_link"]))
         for entry in (relocation.entry for relocation in section.iter_relocations()):
             if entry["r_offset"] == address:
-                # One of a symbol, such as R_X86_64_64, or a relative one, which has the address itself.
+                # A relocation against a symbol, such as R_X86_64_64, or a relative one, whose addend is the address.
                 index = entry["r_info_sym"]
                 return entry["r_addend"] + (symbols.get_symbol(index).entry["st_value"] if index else 0)
-    # RELR, which is without addends, leaves them in place.
+    # RELR relocations have no addends: the file has the pointer in place.
     return int.from_bytes(_bytes_at(file, address, 8), "little")
 
 
 def _bytes_at(file: "ELFFile", address: int, count: int) -> bytes:
-    """The file's bytes from an address of memory on; empty where that is zeroed memory alone."""
+    """The file's bytes from a virtual address on, at most `count`; empty where the file has none, as for .bss."""
     for offset in file.address_offsets(address) if file.num_segments() < _MOST else ():
         file.stream.seek(offset)
         return file.stream.read(count)
@@ -383,8 +383,8 @@ class HostLibraries:
     Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
 
     Args:
-        search: folders, `*` allowed, that come before those which the loader itself knows. Of several that match a
-            pattern a site's own choice comes first, then the newest: /opt/fab/default, /opt/fab/1.22, /opt/fab/1.3.
+        search: folders, `*` allowed, that are searched before the loader's own. Of several that match a pattern, the
+            site's own choice comes first, then the newest version: /opt/fab/default, /opt/fab/1.22, /opt/fab/1.3.
     """
 
     def __init__(self, root: HostRoot, search: tuple[str, ...] = ()) -> None:
@@ -396,7 +396,7 @@ class HostLibraries:
         self.folders = ["/lib64", "/usr/lib64", f"/lib/{triple}", f"/usr/lib/{triple}", "/lib", "/usr/lib"]
 
     def find(self, name: str, by: Library | None = None) -> Library | None:
-        """The library of that name; one of another architecture where there is no other.
+        """The library called `name`; one of another architecture where there is no other, None without any.
 
         Args:
             name: a soname, or a path.
@@ -419,7 +419,7 @@ class HostLibraries:
 
 
 def loader_cache(root: HostRoot) -> dict[str, list[str]]:
-    """The paths by soname in the cache of the host's loader, as this image's ldconfig reads it.
+    """The paths by soname in the host's loader cache, which this image's ldconfig reads.
 
     Copies for certain processors (glibc-hwcaps) are left out.
     """
@@ -444,11 +444,11 @@ _FABRICS = {"slingshot": "slingshot", "efa": "efa", "infiniband": "infiniband", 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a host has.
+    """The devices, the interfaces and the fabric of a host.
 
     Attributes:
-        fabric: the profile's name that its devices tell, or that was asked for: infiniband, slingshot, efa, tcp.
-        why: the device, option or profile that told.
+        fabric: the name of the profile that its devices match, or that was asked for: infiniband, slingshot, efa, tcp.
+        why: the reason for `fabric`: a device, a path, or that it was asked for.
         interfaces: names, without the loopback.
     """
 
@@ -461,15 +461,15 @@ class Finding:
 
     @property
     def nccl_devices(self) -> list[Device]:
-        """The devices that NCCL sends by."""
+        """The devices that NCCL can send over."""
         return [device for device in self.devices if device.kind in _FABRICS]
 
 
 def find(root: Path, wanted: str = AUTO, fabrics: Mapping[str, Fabric] | None = None) -> Finding:
-    """What the host whose root is mounted at `root` has.
+    """The devices, the interfaces and the fabric of the host whose root is mounted at `root`.
 
     Args:
-        root: "/" looks at what is here.
+        root: "/" for this container's own.
         wanted: a profile's name, or `auto`.
         fabrics: the profiles by name; None takes those of jobs/fabrics.
 
@@ -494,7 +494,7 @@ def find(root: Path, wanted: str = AUTO, fabrics: Mapping[str, Fabric] | None = 
 
 
 def values(fact: Fact[tuple[T, ...]] | None) -> tuple[T, ...]:
-    """What a profile's fact says; nothing where there is none."""
+    """The values of a profile's fact; empty where there is none."""
     return fact.value if fact else ()
 
 
@@ -511,7 +511,7 @@ def _chosen(root: HostRoot, found: tuple[Device, ...], fabrics: Mapping[str, Fab
                 state = f" {device.state}" if device.state else ""
                 return name, f"{device.path} ({device.name}, {device.kind}{state})"
             down.append(f"{device.name} is {device.state}")
-    # A profile that a site wrote itself: what its patterns match.
+    # A profile that a site wrote itself is recognised by its patterns.
     for name in sorted(fabrics.keys() - _FABRICS.values()):
         for pattern in values(fabrics[name].devices.recognise):
             if paths := root.glob(pattern):

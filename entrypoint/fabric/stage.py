@@ -1,13 +1,13 @@
-"""What the container gets of the host, and how: links in a folder of this user's own, or a container engine's options.
+"""The host's libraries in the container: by links in a private folder, or by a container engine's options.
 
     make_plan        the closure of the fabric's libraries, variables, files and devices, as a FabricPlan
     link             links to the libraries in a private folder
-    settings         the variables that lead there, or to where `muster fabric binds` put the libraries
-    engine_options   what brings the same into a container of apptainer, docker or podman, one by one
+    settings         the variables that point to this folder, or to that of `muster fabric binds`
+    engine_options   the options of apptainer, docker or podman that bind the libraries one by one
 
-The process is exec'd away, so nobody could remove the folder of links: it is named by what is in it, all tasks of a
-node share it, and the next run finds it again. No folder of the host is ever put over one of the image's: its libraries
-would not fit the image's C library.
+The exec replaces this process, so that nothing could remove the folder of links: it is named by its content, all tasks
+of a node share it, and the next run uses it again. No folder of the host is ever mounted over one of the image's: its
+libraries would not fit the image's C library.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ from muster.errors import MusterError, explaining
 from muster.interfaces import has_one
 
 NCCL_PLUGINS = tuple(range(6, 13))
-"""N of each ncclNetPlugin_vN that NCCL 2.30 opens, as its library tells."""
+"""N of each ncclNetPlugin_vN that NCCL 2.30 opens, according to its library."""
 
-# What RDMA needs of docker and podman: memory that may be locked, the host's shared memory and its network.
+# The options of docker and podman that RDMA needs: lockable memory, the host's shared memory and its network.
 # Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
 RDMA_OPTIONS = ("--ulimit", "memlock=-1", "--cap-add", "IPC_LOCK", "--ipc=host", "--network=host")
 
@@ -44,8 +44,8 @@ class Injected:
 
     Attributes:
         soname: the name under which it is linked.
-        needed_by: the soname or profile that asked for it.
-        wins: whether it has to be found before a copy of the image's.
+        needed_by: what asked for it: NCCL, the profile, the fabric, or another library's path.
+        wins: whether it has to be found before the image's copy.
     """
 
     soname: str
@@ -56,16 +56,16 @@ class Injected:
 
 @dataclass(frozen=True)
 class FabricPlan:
-    """What the container gets of the host.
+    """The libraries, files, devices and variables of the host's fabric that the container gets.
 
     Attributes:
-        injected: in the order in which they were needed; empty where the image's own libraries do.
+        injected: in the order in which they were needed; empty where the image's own libraries suffice.
         plugin: the file name of NCCL's network plugin among them.
-        net: what NCCL_NET has to be on several nodes.
-        variables: what the profile sets, with conditions resolved.
+        net: the value for NCCL_NET on several nodes.
+        variables: those that the profiles of site and fabric set, with conditions resolved.
         files: further files and folders of the host.
         devices: files in /dev for engines that don't bind it whole.
-        refusals: why not; then nothing is injected.
+        refusals: the reasons against the libraries; with any, nothing is injected.
     """
 
     finding: find.Finding
@@ -82,10 +82,10 @@ class FabricPlan:
 def plan_without_host(
     finding: find.Finding, profile: Fabric, context: Context, bound: Sequence[Path], site: Site | None = None
 ) -> FabricPlan:
-    """What a job has where no host's root is mounted.
+    """The plan where no host's root is mounted.
 
     Args:
-        bound: the libraries that `muster fabric binds` put into the container; without any the image's own have to do.
+        bound: the libraries that `muster fabric binds` put into the container; without any the image's own are used.
     """
     libraries = {path.name: path for path in bound}
     named = (*find.values(profile.libraries.plugins), "libnccl-net.so")
@@ -103,13 +103,13 @@ def plan_without_host(
 def make_plan(
     finding: find.Finding, profile: Fabric, image: proof.Image, context: Context, site: Site | None = None
 ) -> FabricPlan:
-    """What is to be injected, set and bound; with a reason to refuse, nothing of it.
+    """The plan of libraries to inject, variables to set and files to bind; with refusals, it has none of these.
 
     Args:
         site: its libraries and variables come before the profile's.
 
     Raises:
-        MusterError: the loader can't be asked.
+        MusterError: the loader fails on a library, or there is no folder for its links.
     """
     wanted = profiles.libraries(site, profile, context)
     root = find.HostRoot(finding.root)
@@ -125,7 +125,7 @@ def make_plan(
     if plugin and net is None:
         notes += (f"{plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
     own: Mapping[str, Path] = image.trace(found.links).found if found.links else {}
-    # The settings of libraries that stay the image's stay the image's too.
+    # Libraries that stay the image's keep the image's configuration files.
     goes_along = bool(found.joined) if wanted.sets else bool(found.links)
     return FabricPlan(
         finding,
@@ -150,7 +150,7 @@ def _refuse_plugin(
     """Why NCCL would fall back to TCP: no network plugin where the fabric needs one, or one that it would not open."""
     names = find.values(wanted.plugins)
     if plugin is None:
-        # NCCL itself knows InfiniBand.
+        # For InfiniBand NCCL needs no plugin.
         if not names or profile.net is not None:
             return []
         searched = ", ".join(find.values(wanted.search)) or "the loader's folders"
@@ -175,7 +175,7 @@ def _existing(root: find.HostRoot, fact: Fact[tuple[str, ...]] | None, context: 
 
 
 def settings(plan: FabricPlan, env: Mapping[str, str], need: Need, folder: Path = FABRIC_ROOT) -> Additions:
-    """The variables that lead to a plan's libraries in `folder`, and a note for each value of the user's that stays.
+    """The variables that point to a plan's libraries in `folder`, and a note for each value of the user's that stays.
 
     Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_NET, NCCL_NET_PLUGIN)
     Source: https://github.com/linux-rdma/rdma-core/blob/HEAD/libibverbs/dynamic_driver.c (IBV_DRIVERS, RDMAV_DRIVERS)
@@ -187,7 +187,7 @@ def settings(plan: FabricPlan, env: Mapping[str, str], need: Need, folder: Path 
         forced["LD_LIBRARY_PATH"] = proof.on_path(folder, env.get("LD_LIBRARY_PATH", ""), winners)
         matches = [_PROVIDER.fullmatch(each.soname) for each in plan.injected]
         providers = [str(folder / match[1]) for match in matches if match]
-        # Of the two names for the same thing libibverbs reads the older one first.
+        # libibverbs reads the older name of the same variable first.
         if providers and "RDMAV_DRIVERS" not in env:
             wanted["IBV_DRIVERS"] = ":".join(providers)
         if plan.plugin:
@@ -199,7 +199,7 @@ def settings(plan: FabricPlan, env: Mapping[str, str], need: Need, folder: Path 
 
 
 def _fits(name: str, value: str, plan: FabricPlan, need: Need) -> bool:
-    """Whether the profile's value can be used: NCCL and gloo fail where no interface is called so."""
+    """Whether the profile's value can be used: NCCL and gloo fail where no interface has that name."""
     if not name.endswith("_SOCKET_IFNAME"):
         return True
     interfaces = plan.finding.interfaces
@@ -207,12 +207,12 @@ def _fits(name: str, value: str, plan: FabricPlan, need: Need) -> bool:
 
 
 def link(plan: FabricPlan, env: Mapping[str, str], *, is_dry: bool = False) -> Path:
-    """The folder with links to a plan's libraries, named by them, in one that is this user's alone.
+    """The folder with links to a plan's libraries, named by a hash of them, in a folder that is private to this user.
 
-    It is made as far as it is not there, by all tasks of a node at once if need be; a dry run makes nothing.
+    What is missing of it is created, perhaps by several tasks of a node at once; a dry run creates nothing.
 
     Raises:
-        MusterError: it can't be made, or the folder that it is in is not this user's alone.
+        MusterError: it can't be created, or its parent folder is not private to this user.
     """
     # A link's target is read from the link's own folder, and not from this one.
     root = plan.finding.root.absolute()
@@ -234,11 +234,11 @@ def link(plan: FabricPlan, env: Mapping[str, str], *, is_dry: bool = False) -> P
 def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) -> str:
     """The options of a container's engine, for `eval "apptainer exec $(muster fabric binds) IMAGE ..."`.
 
-    A shell reads their words once.
+    They are quoted for a shell that reads them once.
 
     Args:
-        plan: whose files and devices the container gets.
-        variables: `settings` of the launches to come.
+        plan: the libraries, files and devices that the container gets.
+        variables: the variables of `settings` for the launches in it.
         engine: apptainer, docker or podman.
 
     Raises:
@@ -252,7 +252,7 @@ def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) 
         if re.search(refused, host + container):
             raise _unusable(f"{option} can't name such a file", host)
         words += [option, shlex.quote(f"{host}:{container}:ro")]
-    # Apptainer has /dev and /sys there by themselves.
+    # Apptainer binds /dev and /sys by default.
     for path in () if is_apptainer else plan.devices:
         if ":" in path:
             raise _unusable("docker's --device takes no colons", path)
