@@ -101,7 +101,7 @@ def _check(
         env.update(found.variables)
         for note in found.notes:
             print(f"muster: {one_line(note)}", file=sys.stderr)
-    # In a process of its own, as a library that it opens may end or hold that.
+    # In a separate process, as a library that it opens may crash or hang it.
     command = [sys.executable, "-P", "-m", "muster.check.fabric", *(["--json"] if as_json else [])]
     try:
         code = processes.run(command, env=env, timeout_s=CHECK_TIMEOUT_S, captures=False).returncode
@@ -119,7 +119,7 @@ def _check(
 
 
 def _found(root: Path, fabric: str) -> "Finding":
-    """What the host has, whose root is mounted at `root`.
+    """The devices, the interfaces and the fabric of the host whose root is mounted at `root`.
 
     Raises:
         MusterError: nothing is mounted there, or there is no such fabric.
@@ -127,7 +127,7 @@ def _found(root: Path, fabric: str) -> "Finding":
     from muster.entrypoint.fabric.find import find
     from muster.entrypoint.fabric.launch import is_host
 
-    # First, as it refuses a fabric that there is not: that is wrong whatever is mounted.
+    # First, as it refuses an unknown fabric, which is wrong whatever is mounted.
     finding = find(root, AUTO if fabric == OFF else fabric)
     if not is_host(root):
         seen = f"no {root}/etc and no {root}/usr"
@@ -144,12 +144,12 @@ def _planned(root: Path, fabric: str, site: str, nodes: int | None) -> "FabricPl
     finding, context = _found(root, fabric), Context.here(_num_nodes(nodes))
     profile, image = profiles.load_fabric(finding.fabric), proof.Image.here(os.environ)
     plan = stage.make_plan(finding, profile, image, context, _site(site))
-    # Where no device tells a fabric, NCCL is not held to TCP: it may know another network.
+    # Where no device shows a fabric, NCCL is not restricted to TCP: it may know another network.
     return replace(plan, net=None) if finding.fabric == TCP and fabric in (AUTO, OFF) else plan
 
 
 def _refuse(plan: "FabricPlan") -> None:
-    """Returns if nothing was refused; else each refusal is shown as an error, and this process ends."""
+    """Prints each refusal as an error, and then ends this process; without refusals it does nothing."""
     for each in plan.refusals:
         print(MusterError(each.wrong, seen=each.seen, fix=each.fix), file=sys.stderr)
     if plan.refusals:
@@ -164,7 +164,7 @@ def _site(name: str) -> "Site | None":
 
 
 def _num_nodes(nodes: int | None) -> int:
-    """How many nodes the job has."""
+    """`nodes` if given, else the number of nodes of this job, else 2."""
     if nodes is None:
         with suppress(MusterError):
             job = families.find_job(environment.live())[0]
@@ -173,7 +173,7 @@ def _num_nodes(nodes: int | None) -> int:
 
 
 def _show(finding: "Finding", plan: "FabricPlan | None" = None, *, as_json: bool) -> None:
-    """Prints what was found, and planned if it was: one JSON object, or lines, tables by their headings, notes."""
+    """Prints the finding, and the plan if there is one, as one JSON object, or as lines, tables and notes."""
     import msgspec
     from rich.console import Console
     from rich.text import Text

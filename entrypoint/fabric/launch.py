@@ -1,10 +1,10 @@
-"""What a launch does about the fabric by itself: the host's libraries where its root is mounted, no silent TCP.
+"""The fabric in a launch: the host's libraries where its root is mounted, and no silent fallback to TCP.
 
     /host                     find -> plan -> links -> proof
     /opt/fabric/lib           the same with what `muster fabric binds` put there
     neither                   InfiniBand and RoCE by the image's own verbs; else several nodes with GPUs are refused
 
-Only NCCL uses a fabric, and only from node to node: elsewhere what does not work is a note.
+Only NCCL uses a fabric, and only between nodes: in other launches a fabric that fails is a note, unless it was named.
 """
 
 import os
@@ -33,7 +33,7 @@ ANYWAY = "over TCP, at a fraction of the speed: --fabric tcp"
 
 @dataclass(frozen=True)
 class Places:
-    """Where things are looked for: the host's root, libraries that were bound, and this container's own root."""
+    """The folders that are searched: the host's root, libraries that were bound, and this container's own root."""
 
     host: Path = HOST_ROOT
     bound: Path = FABRIC_ROOT
@@ -52,14 +52,14 @@ def inject(
     site: "Site | None" = None,
     places: Places = PLACES,
 ) -> Additions:
-    """What lets NCCL use this node's fabric in `program`; nothing for a recording.
+    """The additions by which NCCL uses this node's fabric in `program`; none for a recorded environment.
 
     Args:
-        variables: what the launch sets already, over those of `env`.
-        site: whose profile holds here.
+        variables: those that the launch sets already; they override `env`.
+        site: the site whose profile applies.
 
     Raises:
-        MusterError: several nodes would fall back to TCP, or what the user named can't be had.
+        MusterError: several nodes would fall back to TCP, or the fabric that the user named can't be used.
     """
     if not env.is_live:
         return Additions()
@@ -71,7 +71,7 @@ def inject(
 
 
 def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, places: Places = PLACES) -> Additions:
-    """The same for a launch of which only that is known."""
+    """The additions of `inject`, for a launch of which only `need` is known."""
     try:
         return _added(need, env, site, places)
     except MusterError as error:
@@ -87,7 +87,7 @@ def is_host(root: Path) -> bool:
 
 
 def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Places) -> Additions:
-    """What the host's root gives, or what `muster fabric binds` put there; without both the image's own libraries."""
+    """The additions for the libraries of the host's root, or of `muster fabric binds`, or else of the image alone."""
     has_host = is_host(places.host)
     bound = [] if has_host else sorted(places.bound.glob("*"))
     if not (has_host or bound or need.is_strict):
@@ -118,7 +118,7 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
             _check_devices(finding, profile, places)
         folder = stage.link(plan, env, is_dry=need.is_dry)
     settings = stage.settings(plan, env, need, folder)
-    # The plugin first: what it lacks is what the user has to know.
+    # The plugin first: its error is the one that the user has to know.
     names = sorted((each.soname for each in plan.injected), key=lambda name: name != plan.plugin)
     if need.is_proved and not need.is_dry:
         proof.prove(folder, names, proof.Image.here({**env, **settings.variables}))
@@ -127,7 +127,7 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", places: Plac
 
 
 def _find(need: Need, places: Places) -> "Finding":
-    """What the host has. Its interfaces are this container's, and so are devices that its mount does not show."""
+    """The host's fabric and devices, with this container's interfaces; its devices too where the mount shows none."""
     from muster.entrypoint.fabric.find import find
 
     own = find(places.own, need.wanted)
@@ -140,7 +140,7 @@ def _find(need: Need, places: Places) -> "Finding":
 
 
 def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping[str, str], places: Places) -> str:
-    """The words for a launch that takes no library of the host's.
+    """The text of the note for a launch that uses no library of the host.
 
     Raises:
         MusterError: NCCL would fall back to TCP with the image's own libraries.
@@ -183,7 +183,7 @@ def _additions(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
 
 
 def _check_devices(finding: "Finding", profile: "Fabric", places: Places) -> None:
-    """Returns if one of the fabric's device files is in this container, or the fabric has none."""
+    """Raises MusterError where the fabric has device files, and none of them is in this container."""
     from muster.entrypoint.fabric.find import HostRoot, values
 
     patterns = [pattern for pattern in values(profile.devices.recognise) if pattern.startswith("/dev/")]

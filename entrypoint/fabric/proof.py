@@ -1,9 +1,9 @@
-"""What goes from the host into this image, by the words of the image's own dynamic loader.
+"""The host's libraries that go into this image, chosen and tested by the image's own dynamic loader.
 
-    trace      LD_TRACE_LOADED_OBJECTS, as ldd does: what is found where, what is not, whose symbol versions are missing
-    Closure    plugin, named libraries -> links in a temporary folder -> the loader's words -> more links, and so on
-                                                                      -> refusals: what is still missing, and whose need
-    prove      dlopen in a process of its own, which a library may end or hold: nothing of the host runs before that
+    trace      LD_TRACE_LOADED_OBJECTS, as ldd does: the files of libraries, absent libraries, missing symbol versions
+    Closure    plugin, named libraries -> links in a temporary folder -> trace -> more links, and so on
+                                                                      -> refusals: what is missing, and what needs it
+    prove      dlopen in a separate process, which a library may crash or hang: nothing of the host runs before that
 
 Source: https://man7.org/linux/man-pages/man8/ld.so.8.html
 """
@@ -32,8 +32,8 @@ FIX = "muster fabric check tells more; to start without the host's libraries, ov
 FIX_FOLDER = "TMPDIR=FOLDER, one that this user may write to; or --fabric off"
 
 _OF_LIBC = r"libc|libm|libmvec|libpthread|libdl|librt|libutil|libresolv|libanl|libnsl|libthread_db|libBrokenLocale"
-# One C library and one C++ runtime in a process; and NCCL is the wheel's, which torch was built with. libnsl.so.2 and
-# later are a project of their own.
+# A process has one C library and one C++ runtime; and NCCL is the wheel's, which torch was built with. libnsl.so.2 and
+# later are a separate project.
 _IMAGES = re.compile(
     rf"(?!libnsl\.so\.[2-9])(({_OF_LIBC}|libstdc\+\+|libgcc_s|libnccl)\.so(\.[0-9.]+)?|libnss_.*|ld-linux.*|ld64?\.so.*)"
 )
@@ -61,12 +61,12 @@ _LACKING = re.compile(
 
 @dataclass(frozen=True)
 class Trace:
-    """The dynamic loader's words.
+    """The dynamic loader's report on some libraries and all that they need.
 
     Attributes:
-        found: by name, the file that a library is.
-        absent: the names that it finds nowhere, or in no file that it can load.
-        lacking: the symbol versions that a file lacks, and that another one needs of it: by both files' paths.
+        found: the file of each library, by its soname.
+        absent: the sonames without a file, or without one that the loader can load.
+        lacking: the missing symbol versions, by the paths of the file that lacks them and of the file that needs them.
     """
 
     found: Mapping[str, Path]
@@ -74,15 +74,15 @@ class Trace:
     lacking: Mapping[tuple[Path, Path], set[str]]
 
     def name_of(self, file: Path) -> str:
-        """The soname by which the loader came to a file."""
+        """The soname under which the loader found a file."""
         return next((name for name, found in self.found.items() if found == file), file.name)
 
 
 def trace(names: Sequence[str], library_path: str) -> Trace:
-    """What the loader finds for libraries and all that they need; none of their code runs, nor does this Python.
+    """The loader's report on libraries and all that they need; it runs none of their code, and no Python.
 
     Raises:
-        MusterError: one of the libraries ends the loader, or it takes too long.
+        MusterError: one of the libraries crashes the loader, or it takes longer than TIMEOUT_S.
     """
     loadable = [name for name in names if not UNUSABLE.search(name)]
     env = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_LIBRARY_PATH": library_path, "LD_PRELOAD": " ".join(loadable)}
@@ -101,11 +101,11 @@ def trace(names: Sequence[str], library_path: str) -> Trace:
 
 @dataclass(frozen=True)
 class Image:
-    """What the host's libraries come into: this image, as a trainer in it finds its libraries.
+    """This image, with the variables and the torch by which a trainer in it finds libraries.
 
     Attributes:
-        torch: torch's library for NVIDIA's GPUs: what it needs is loaded before NCCL opens a plugin, from folders in
-            which the loader does not look by itself.
+        torch: torch's library for NVIDIA's GPUs: what it needs is loaded before NCCL opens a plugin, from folders that
+            the loader does not search by itself.
     """
 
     env: Mapping[str, str]
@@ -124,14 +124,14 @@ class Image:
         return self.env.get("LD_LIBRARY_PATH", "")
 
     def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
-        """What the loader finds for libraries and all that they need, in a process that has loaded torch.
+        """The loader's report on libraries and all that they need, as in a process that has loaded torch.
 
         Args:
             names: sonames or paths.
             path: LD_LIBRARY_PATH; None takes the trainer's.
 
         Raises:
-            MusterError: one of the libraries ends the loader, or it takes too long.
+            MusterError: one of the libraries crashes the loader, or it takes longer than TIMEOUT_S.
         """
         path = self.library_path if path is None else path
         names = list(names)
@@ -145,14 +145,14 @@ class Image:
         return trace([str(self.torch)], self.library_path).found if self.torch else {}
 
     def loaded_by_torch(self, names: Sequence[str]) -> list[str]:
-        """The paths of those of `names` that are libraries which torch loads."""
+        """The paths of the libraries among `names` that torch loads."""
         return [str(self._of_torch[name]) for name in names if name in self._of_torch]
 
 
 def on_path(folder: Path, path: str, winners: Iterable[str]) -> str:
     """The library path `path` with `folder` last, or first where another folder on it has one of `winners`.
 
-    What --nv, forward compatibility or the user put there stays before it.
+    Where it is last, the folders of --nv, of forward compatibility and of the user come before it.
     """
     others = [element for element in path.split(os.pathsep) if element not in ("", str(folder))]
     is_first = any(os.path.lexists(Path(element) / name) for element in others for name in winners)
@@ -160,7 +160,7 @@ def on_path(folder: Path, path: str, winners: Iterable[str]) -> str:
 
 
 def temporary_folder(env: Mapping[str, str]) -> Path:
-    """The first folder that can be written to, and that can stand in a library path.
+    """The first temporary folder that can be written to, and whose name can stand in LD_LIBRARY_PATH.
 
     Raises:
         MusterError: there is none.
@@ -180,7 +180,7 @@ class Refusal:
     """Why a library of the host can't go into this image.
 
     Attributes:
-        library: the host's file that it is about.
+        library: the host's file, or the soname where there is no file.
         needs: the symbol version, soname or architecture that is missing.
     """
 
@@ -192,25 +192,25 @@ class Refusal:
 
     @property
     def seen(self) -> str:
-        """The library, what is missing and who needs it, as an error tells them."""
+        """The library, what is missing, and what needs it, for the `seen` of an error."""
         return f"{self.library}: {self.needs}, needed by {self.needed_by}"
 
 
 class Closure:
-    """What comes from the host: links, asks the loader, and links what it misses, until it misses nothing there is.
+    """The host's libraries that are needed: it links them, traces, and links what is missing, until nothing is added.
 
-    Of a soname that both have, the image's copy is taken if it is new enough.
+    Of a soname that host and image both have, the image's copy is taken if it is new enough.
 
     Args:
-        plugin: NCCL's network plugin; it is the host's.
+        plugin: NCCL's network plugin on the host.
         wanted: the profile's `roots`, `host_wins` and `sets`.
 
     Attributes:
-        links: by the name under which the loader has to find it, in the order in which it was needed.
+        links: the libraries by the names under which the loader has to find them, in the order of need.
         refusals: every reason why the links can't be loaded.
 
     Raises:
-        MusterError: the loader can't be asked.
+        MusterError: the loader fails on a library, or there is no folder for the links.
     """
 
     def __init__(self, host: HostLibraries, image: Image, plugin: Library | None, wanted: Libraries) -> None:
@@ -226,7 +226,7 @@ class Closure:
 
     @property
     def joined(self) -> list[tuple[str, ...]]:
-        """The sets of which a part comes from the host, and so all of it."""
+        """The sets of which the host gives a member, so that it has to give them all."""
         return [members for members in self.sets if any(name in self.links for name in members)]
 
     def _search(self, plugin: Library | None) -> None:
@@ -243,13 +243,13 @@ class Closure:
         self.refusals = tuple([*self._refuse_absent(traced), *self._refuse_sets(), *self._refuse_versions(traced)])
 
     def _link(self, name: str, library: Library | None, by: str) -> bool:
-        """Links a library under a name; False where there is none, or it is linked, or may not be.
+        """Links a library under a name, and returns True; False where there is none, or it is linked, or may not be.
 
-        What is needed by its path is looked for there in the container too: a link elsewhere is of no help.
+        A library that is needed by its path gets no link: the loader looks for it at that path only.
         """
         if library is None or name in self.links or not is_name(name):
             return False
-        # Whatever its file is called.
+        # Its soname counts, whatever the name of its file is.
         if never_leaves_host(name) or never_leaves_host(library.soname):
             return False
         (self._folder / name).symlink_to(self.host.root.path(library.path).absolute())
@@ -261,7 +261,7 @@ class Closure:
         return self.links.get(file.name) if file.parent == self._folder else None
 
     def _who_needs(self, name: str) -> tuple[str, Library | None]:
-        """Who asks for a name, in words, and the library of the host's that it is, if it is one."""
+        """The library or profile that needs a soname, in words; and the linked library itself, if it is one."""
         if name in self.roots:
             return "the profile", None
         for library in self.links.values():
@@ -270,25 +270,25 @@ class Closure:
         return "a library of the image", None
 
     def _link_missing(self, traced: Trace) -> bool:
-        """Links what the host has of what the loader misses: libraries, and newer copies; whether anything was."""
+        """Links the host's copies of libraries that are absent or lack symbol versions; returns whether it did."""
         is_more = False
         for name in traced.absent:
             who, by = self._who_needs(name)
             is_more |= self._link(name, self.host.find(name, by), who)
         for file, user in traced.lacking:
             name, by = traced.name_of(file), self._link_of(user)
-            # Of two CUDA runtimes, torch's and another, both can be loaded.
+            # Two CUDA runtimes, torch's and another, can be loaded together.
             if by is None or self._link_of(file) or name.startswith("libcudart.so"):
                 continue
             is_more |= self._link(name, self.host.find(name, by), by.path)
         return is_more
 
     def _link_sets(self) -> bool:
-        """Links what the host has of the sets of which a part is linked; whether anything was."""
+        """Links the other members of the sets of which one is linked; returns whether it did."""
         is_more = False
         for members in self.joined:
             for member in members:
-                # Of a folder all that is in it, by the names under which the set's library opens it.
+                # For a folder all libraries in it, by the file names under which the set's library opens them.
                 for path in self._providers(member) if "/" in member else [member]:
                     name = os.path.basename(path)
                     library = None if name in self.links else self.host.find(path)
@@ -300,7 +300,7 @@ class Closure:
         return self.host.root.glob(f"{folder.rstrip('/')}/*.so*")
 
     def _refuse_absent(self, traced: Trace) -> Iterator[Refusal]:
-        """Names that nobody has, and files that the loader can't take."""
+        """Refusals of sonames that neither host nor image has, and of files that the loader can't load."""
         fix = "name the host's folder with {} in the profile's search, or --fabric off"
         missing = [name for name in self.host_wins if name not in self.links and not never_leaves_host(name)]
         for name in missing:
@@ -318,7 +318,7 @@ class Closure:
                 yield Refusal(name, wrong, name, self._who_needs(name)[0], fix.format(name))
 
     def _refuse_sets(self) -> Iterator[Refusal]:
-        """Sets whose library would open the image's providers, which do not fit it."""
+        """Refusals of sets whose library would open the image's providers, which do not fit it."""
         for members in self.joined:
             folders = [member for member in members if "/" in member]
             if folders and not any(map(self._providers, folders)):
@@ -327,7 +327,7 @@ class Closure:
                 yield Refusal(" ".join(folders), wrong, f"{folders[0]}/*.so", f"{members[0]} of the host", fix)
 
     def _refuse_versions(self, traced: Trace) -> Iterator[Refusal]:
-        """Symbol versions that nobody has: links need them, or libraries of the image whose place others take."""
+        """Refusals for missing symbol versions: links need them, or libraries of the image need them from a link."""
         for (file, user), versions in traced.lacking.items():
             soname, link, needing = traced.name_of(file), self._link_of(file), self._link_of(user)
             missing = " ".join(sorted(versions, key=by_numbers))
@@ -359,10 +359,10 @@ for path in sys.argv[1:]:
 
 
 def prove(folder: Path, names: Sequence[str], image: Image, timeout_s: float = TIMEOUT_S) -> None:
-    """Returns if all of `names` in a folder can be opened in the image, the first one first.
+    """Checks, in the order of `names`, that these libraries in a folder can be opened in the image.
 
     Raises:
-        MusterError: one can't, in the loader's own words; or it takes longer than `timeout_s`.
+        MusterError: one can't, with the loader's own message; or it takes longer than `timeout_s`.
     """
     paths = [str(folder / name) for name in names]
     # Torch itself is not loaded, as that takes seconds: only those of its libraries which are needed.
@@ -383,7 +383,7 @@ def problem(libraries: Sequence[str], env: Mapping[str, str], timeout_s: float =
 def run_python(
     program: str, words: Sequence[str], env: Mapping[str, str], timeout_s: float
 ) -> "subprocess.CompletedProcess[str] | str":
-    """A program of Python's, ended; or why it did not end by itself, or could not be started."""
+    """The completed process of a Python program; or, as text, why it did not end by itself or could not be started."""
     try:
         return processes.run([sys.executable, "-I", "-S", "-c", program, *words], env=env, timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
@@ -393,7 +393,7 @@ def run_python(
 
 
 def reason_of_end(done: "subprocess.CompletedProcess[str]") -> str:
-    """Why a process that opened a library failed, as it said itself."""
+    """Why a process that opened a library failed: its signal, its last line of errors, or its exit code."""
     lines = done.stderr.strip().splitlines()
     if done.returncode < 0:
         return f"a process that opened it {processes.how_ended(done.returncode)}"
