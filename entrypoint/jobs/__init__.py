@@ -1,1 +1,1 @@
-"""Job scripts: a site's profile and what the user asked for, as a script for the site's scheduler."""
+"""Job scripts for a site's scheduler, made from the site's profile and the options of `muster job`."""

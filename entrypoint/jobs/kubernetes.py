@@ -1,4 +1,4 @@
-"""A profile and a wanted job -> a manifest for Kubernetes: one pod a node, as a PyTorchJob, a JobSet or an indexed Job.
+"""Manifests for Kubernetes from a profile and a wanted job: one pod a node, as a PyTorchJob, JobSet or indexed Job.
 
 Every value is checked, or quoted, or both: a template's `{{ value }}` is a quoted YAML string unless it is a number.
 """
@@ -17,14 +17,14 @@ KINDS = ("pytorchjob", "jobset", "job")
 CLAIM = "muster"
 """The PersistentVolumeClaim with the runs."""
 NO_IMAGE = "registry.example/muster:latest"
-"""What stands for the image until the user names one: a name that no registry will ever have (RFC 2606)."""
+"""A placeholder for the image until the user names one: no registry will ever have this name (RFC 2606)."""
 CACHES = {"TORCH_HOME": "/workspace/.cache/torch", "HF_HOME": "/workspace/.cache/huggingface"}
 """Where downloads are kept: on the volume with the runs, as the image's own folders can't be written to."""
 # RFC 1035, as Services need it: stricter than RFC 1123 in that no digit comes first.
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _RESOURCE = re.compile(r"([-a-z0-9.]+/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)(=([1-9][0-9]{0,5}))?")
 _MAX_LABEL = 63
-# What the names of the pods have between the job's name and their number.
+# The part of a pod's name between the job's name and the pod's number.
 _NUMBERED = {"job": "-", "jobset": "-node-0-", "pytorchjob": "-worker-"}
 
 
@@ -37,9 +37,9 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
         wanted: the job.
 
     Raises:
-        MusterError: there is no such kind, or Kubernetes would not take it.
+        MusterError: there is no such kind, or Kubernetes would refuse the manifest.
     """
-    kind = wanted.kind or "job"  # for which a cluster needs nothing installed
+    kind = wanted.kind or "job"  # it needs nothing installed in the cluster
     image = NO_IMAGE if wanted.image == Wanted.image else wanted.image
     claim = CLAIM if wanted.claim is None else wanted.claim
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
@@ -70,7 +70,7 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
 
 
 def resuming(wanted: Wanted) -> tuple[str, ...]:
-    """The command, such that a pod that is started again goes on where the one before it was stopped."""
+    """The command; a training's with the options by which a pod that is started again resumes it."""
     options = {word.partition("=")[0] for word in wanted.command}
     if not wanted.is_training or "--resume" in options:
         return wanted.command
@@ -79,10 +79,10 @@ def resuming(wanted: Wanted) -> tuple[str, ...]:
 
 
 def _check(kind: str, wanted: Wanted, image: str) -> None:
-    """Returns if Kubernetes has what was asked for. Other names it refuses itself.
+    """Checks the kind, the account, the image and the job's name; Kubernetes itself refuses other wrong names.
 
     Raises:
-        MusterError: it does not.
+        MusterError: one of them is not valid for Kubernetes.
     """
     if kind not in KINDS:
         fix = " or ".join(f"--kind {each}" for each in KINDS)
@@ -99,10 +99,10 @@ def _check(kind: str, wanted: Wanted, image: str) -> None:
 
 
 def device(text: str) -> tuple[str, int]:
-    """The resource and how many of it that `text` asks for: rdma/hca_shared_devices_a, or with =2.
+    """The resource that `text` names, and its number: 1 for rdma/hca_shared_devices_a, 2 with =2 after it.
 
     Raises:
-        MusterError: it is no name of such a resource.
+        MusterError: it is no name of a resource.
     """
     if (match := _RESOURCE.fullmatch(text)) is None:
         fix = "--device rdma/hca_shared_devices_a=1"
@@ -111,7 +111,7 @@ def device(text: str) -> tuple[str, int]:
 
 
 def literal(text: str) -> str:
-    """`text` such that Kubernetes gives it to the container as it is: it takes $(NAME) for a variable, $$ for $.
+    """`text` escaped, so that Kubernetes passes it on as it is: it takes $(NAME) for a variable, $$ for $.
 
     Source: https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
     """
@@ -119,13 +119,13 @@ def literal(text: str) -> str:
 
 
 class _Bare(str):
-    """Text that is YAML already, or stands in a comment or a script: of checked names only."""
+    """Text that `_yaml` does not quote, as it is YAML already, or part of a comment or a script: checked names only."""
 
 
 def _yaml(value: Any) -> Any:
     """`value` as YAML on one line: strings quoted, whatever is in them."""
     if isinstance(value, _Bare):
         return value
-    # JSON is YAML too, but for characters that are not printable, which it may have as they are.
+    # JSON is YAML too, except that JSON may contain characters that are not printable.
     text = json.dumps(value, ensure_ascii=False)
     return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)

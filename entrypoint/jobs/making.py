@@ -1,4 +1,4 @@
-"""A site's name and a wanted job -> the script, or the manifest."""
+"""The job script, or the manifest, from a site's name and a wanted job."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from muster.entrypoint.sites import profiles, recognise, schema
 
 
 def make(name: str, wanted: script.Wanted, file: str | None = None) -> str:
-    """The script, or the manifest, for the site of that name or file.
+    """The script, or the manifest, for the site whose name, or profile's file, is `name`.
 
     Args:
-        file: the script's, as its user will type it; None names it after the site.
+        file: the script's path, as its user will type it; None names it after the site.
 
     Raises:
-        MusterError: there is no such profile, or it can't be.
+        MusterError: there is no such profile, or the site can't run such a job.
     """
     script.check(name, wanted)
     if name not in profiles.names_in(profiles.SITES) and script.of_family(name):

@@ -1,4 +1,4 @@
-"""Values as words of a shell, directives and comments: nothing of a profile or of the user reaches one as it is."""
+"""Quoting of values for shells, directives and comments: no text of a profile or of the user is written unchecked."""
 
 import re
 import textwrap
@@ -14,19 +14,19 @@ def expanded(value: object) -> str:
     >>> expanded('$SCRATCH/my "runs" $(id)')
     '"$SCRATCH/my \\"runs\\" \\$(id)"'
     """
-    # A match is a variable, or one character that would mean something between the quotes.
+    # A match is a variable, or one character that is special between double quotes.
     escaped = re.sub(rf"({VARIABLE.pattern})|[\\\"`$]", lambda match: match[1] or f"\\{match[0]}", str(value))
     return f'"{escaped}"'
 
 
 def fallback(value: object) -> str:
-    r"""`value` for between the double quotes of "${NAME:-value}", where nothing in it is expanded.
+    r"""`value` escaped for the double quotes of "${NAME:-value}", so that nothing in it is expanded.
 
     >>> fallback('a $(id) {"b"}')
     'a \\$(id) {\\"b\\"\\}'
 
     Raises:
-        MusterError: it would not stay on its line.
+        MusterError: it is empty, or has line breaks or control characters.
     """
     text = directive(value)
     if re.search("['<>]", text):  # there bash 5.2 looks for a second ', and for the ) of a <( or >(
@@ -40,10 +40,10 @@ def needs(value: str) -> list[str]:
 
 
 def directive(value: object) -> str:
-    """`value` as it is, for a line that the scheduler reads and no shell.
+    """`value` as it is, checked for a line that the scheduler reads and no shell.
 
     Raises:
-        MusterError: it would not stay on its line.
+        MusterError: it is empty, or has line breaks or control characters.
     """
     text = str(value)
     if not text or not text.isprintable():
@@ -53,12 +53,12 @@ def directive(value: object) -> str:
 
 
 def check_plain(value: str, option: str) -> None:
-    """Returns if `value`, which a user gave for `option`, can stand where nothing can be quoted.
+    """Checks that `value`, which a user gave for `option`, can be written where nothing can be quoted.
 
     Raises:
-        MusterError: it has blanks, quotes or other characters that a scheduler would stumble over.
+        MusterError: it has blanks, quotes or other characters that a scheduler would misread.
     """
-    # Of a job's name some schedulers make a file's name, others refuse a / in it.
+    # Some schedulers make a file's name of a job's name, others refuse a / in it.
     signs = ". _ @ % + , : = -" if option == "--name" else ". _ @ % + , : = / -"
     if not re.fullmatch(f"[A-Za-z0-9{signs.replace(' ', '')}]+", value) or value.startswith("-"):
         wrong = f"{option} is one word of letters, digits and {signs}"
@@ -71,5 +71,5 @@ def comment(value: object) -> str:
 
 
 def wrapped(value: object) -> list[str]:
-    """`value` for several lines of a comment."""
+    """`value` for a comment, wrapped to several lines."""
     return textwrap.wrap(comment(value), 116, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

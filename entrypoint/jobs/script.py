@@ -1,4 +1,4 @@
-"""A profile and what the user wants of a job -> a job script, by the template of the profile's scheduler."""
+"""Job scripts from a profile and a wanted job, by the template of the profile's scheduler."""
 
 import re
 import shlex
@@ -34,14 +34,14 @@ ASKED: Mapping[str, tuple[str, str]] = {
     "grid_engine": ("-P", "-q"),
     "flux": ("--bank|-B", "--queue|-q"),
 }
-"""What schedulers call `--account` and `--partition`, as regular expressions."""
+"""The schedulers' own options for `--account` and `--partition`, as regular expressions."""
 ENGINES = ("apptainer", "singularity", "podman-hpc")
 PASSED = ("CUDA_", "FI_", "GLOO_", "HF_", "MASTER_", "MUSTER_", "NCCL_", "OMP_", "PMI", "SLURM_", "TORCH", "TRITON_")
-"""Variables that podman-hpc hands on, by their first letters."""
+"""Prefixes of the variables that a container of podman-hpc is given."""
 MOST_ABOUT, MOST_COLUMNS = 4, 110
-"""Lines of comments at the top of a script, without those on how to submit it; columns of a line of bash."""
+"""The most lines of comments at the top of a script, without those on how to submit it; the most columns of a line."""
 NO_SIF = "muster:latest"
-"""What a registry calls the image, for engines that don't take a SIF."""
+"""The image's name in a registry, for engines that don't take a SIF."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Wanted(JobOptions):
     """A job: its options, and the command.
 
     Attributes:
-        command: what runs on each node, before the arguments that the job is given.
+        command: the words that run on each node; the arguments given to the job script come after them.
     """
 
     command: tuple[str, ...] = COMMAND
@@ -61,20 +61,20 @@ class Wanted(JobOptions):
 
     @property
     def is_training(self) -> bool:
-        """Whether the command is a trainer of ours, which knows --name and --resume."""
+        """Whether the command is a trainer of ours, which takes --name and --resume."""
         return len(self.command) > 1 and self.command[0] == "train" and self.command[1] in STRATEGIES
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the command is to go on without nodes that die: `--nnodes MIN:MAX`."""
+        """Whether the command is to continue without nodes that fail: `--nnodes MIN:MAX`."""
         return re.search(r"(^|\0)--nnodes[=\0]\d+:\d+(\0|$)", "\0".join(self.command)) is not None
 
 
 def check(site: str, wanted: Wanted) -> None:
-    """Returns if what the user typed can stand in a script for `site`, and runs as one job.
+    """Checks that the user's options can be written in a script for `site`, and that the command runs as one job.
 
     Raises:
-        MusterError: it can't, or does not.
+        MusterError: they can't, or it does not.
     """
     for option, value in (("--account", wanted.account), ("--partition", wanted.partition), ("--name", wanted.name)):
         if value is not None:
@@ -121,7 +121,7 @@ def seconds(text: str) -> int:
 
 
 def clock(seconds: int) -> str:
-    """HH:MM:SS, the hours as many as there are: for PBS and Grid Engine, and for Slurm too."""
+    """HH:MM:SS, with more than 24 hours instead of days: for PBS and Grid Engine, and for Slurm too."""
     return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
 
 
@@ -132,7 +132,7 @@ def hours_and_minutes(seconds: int) -> str:
 
 
 def new_templates(finalize: Callable[[Any], Any] | None = None, **filters: Callable[..., Any]) -> "Environment":
-    """The templates, with these filters; `finalize` makes text of each value."""
+    """The jinja2 environment of the job templates, with these filters; `finalize` makes text of each value."""
     import jinja2
 
     templates = jinja2.Environment(
@@ -171,7 +171,7 @@ def script(name: str, site: Site, wanted: Wanted, file: str) -> str:
 
 
 def of_registry(image: str, engine: str) -> str:
-    """`image`, for an `engine` that takes no file.
+    """`image`, checked to be a name in a registry: `engine` takes no file.
 
     Raises:
         MusterError: it is a file, or has a scheme.
@@ -183,22 +183,22 @@ def of_registry(image: str, engine: str) -> str:
 
 
 def of_family(scheduler: str) -> str | None:
-    """The template that the file of a scheduler's detection brings along; None where it is in jobs/templates."""
+    """The template in the module that detects a scheduler (JOB_SCRIPT); None where it is in jobs/templates."""
     family = next((each for each in families.FAMILIES if each.name == scheduler and each.is_scheduler), None)
     return None if family is None else getattr(family.module, "JOB_SCRIPT", None)
 
 
 def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
-    """What a template may name.
+    """The variables of a template.
 
     Args:
-        name: of the profile, or its file.
+        name: the profile's name, or its file.
         site: the profile.
         wanted: the job.
-        file: the script's, as its user will type it.
+        file: the script's path, as its user will type it.
 
     Raises:
-        MusterError: this site does not run such jobs, or not by what the templates know.
+        MusterError: this site does not run such jobs, or the templates can't express them.
     """
     for option, value in (("--kind", wanted.kind), ("--claim", wanted.claim), ("--device", wanted.device)):
         if value:
@@ -246,13 +246,13 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "cache_variables": "".join(f"{variable}$|" for variable in quoting.needs(caches)),
         # How long before its limit a job is warned.
         "warning_s": min(300, wanted.time_s // 10),
-        # The last attempt of a training ends with another code than 75 by itself.
+        # The last attempt of a training ends with a code other than 75 anyway, by `code_for_job`.
         "unless_last": "" if wanted.is_training else ' && [ "${MUSTER_ATTEMPT:-0}" -lt "$MUSTER_MAX_REQUEUES" ]',
     }
 
 
 def about(name: str, site: Site, wanted: Wanted) -> str:
-    """The first lines of a script, as comments: what it runs, where, and what is to be known of the site."""
+    """The first lines of a script, as comments: what it runs, where, and notes on the site."""
     title = f"{site.title}, {site.centre}" if site.centre else site.title
     each = f"{wanted.nodes} nodes, one container each" if wanted.nodes > 1 else "one node, one container"
     status = f" ({site.status}: {STATUS[site.status]})" if site.centre else ""
@@ -270,7 +270,7 @@ def about(name: str, site: Site, wanted: Wanted) -> str:
 
 
 def prepare(name: str, site: Site, modules: Iterable[Iterable[str]]) -> str:
-    """The lines of bash before the launch: modules, and what the launch in the container reads."""
+    """The lines of bash before the launch: modules, and the variables that the launch in the container reads."""
     # A line's last ; is taken off: none is needed there.
     lines = [line.rstrip(";") for line in _filled(f"module {show.words(words)};" for words in modules)]
     words = [f'MUSTER_MAX_REQUEUES="${{MUSTER_MAX_REQUEUES:-{MAX_REQUEUES}}}"']
@@ -280,10 +280,10 @@ def prepare(name: str, site: Site, modules: Iterable[Iterable[str]]) -> str:
 
 
 def directive_lines(options: Iterable[str | None]) -> list[str]:
-    """A scheduler's `options`, those that are not empty, on the lines that they fit on.
+    """A scheduler's `options` without empty ones, filled into lines of MOST_COLUMNS.
 
-    One with half a quote, a # or a backslash stands on a line of its own, after the others: a scheduler may take what
-    follows it for part of it.
+    One with a single quote, an unpaired double quote, a # or a backslash gets a line of its own, after the others: a
+    scheduler may take what follows for part of it.
     """
     given = [quoting.directive(option) for option in options if option]
     shared = [option for option in given if _SHARES_A_LINE.fullmatch(option)]
@@ -291,7 +291,7 @@ def directive_lines(options: Iterable[str | None]) -> list[str]:
 
 
 def _filled(words: Iterable[str]) -> list[str]:
-    """`words` with blanks between them, on lines that are not too long."""
+    """`words` with blanks between them, filled into lines of MOST_COLUMNS; a longer word has its own line."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(word) < MOST_COLUMNS:
@@ -304,7 +304,7 @@ def _filled(words: Iterable[str]) -> list[str]:
 def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None) -> str:
     """The words of bash that start a container on a node, on as many lines as they need, the image on the last one.
 
-    With the host's root at /host, `train` and `muster run` take the network's libraries of it by themselves.
+    With the host's root at /host, `train` and `muster run` find the host's network libraries by themselves.
     """
     command = value_of(site.container.command, here) or "apptainer"
     options = [show.word(option) for option in value_of(site.container.options, here) or ()]
@@ -338,7 +338,7 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
 
 
 def _if_set(folder: str, option: str, word: str) -> str:
-    """The option with `word`, for a shell that has the variables in `folder`; nothing in one that lacks any of them."""
+    """Bash for the option with `word`, which expands to nothing where one of the variables in `folder` is not set."""
     text = f"{option} {word}"
     for variable in quoting.needs(folder):
         text = f"${{{variable}:+{text}}}"
@@ -357,7 +357,7 @@ def made_by(name: str, wanted: Wanted) -> str:
 
 
 def _notes(site: Site) -> list[str]:
-    """What is to be known of values in the script's head, after the values."""
+    """The profile's notes on the values in the head of the script, each after its value."""
     partition, directives = site.launch.partition, site.launch.directives
     named = [(partition.value, partition.note)] if partition else []
     named += [(" ".join(directives.value), directives.note)] if directives else []
