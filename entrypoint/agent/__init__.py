@@ -1,6 +1,6 @@
-"""What runs on each node beside its ranks, after the exec: torchrun's agent with what it lacks. It alone loads torch.
+"""The process that starts and watches a node's ranks, after the exec: an extension of torchrun's agent.
 
-`__main__` is the process, with its signals and exit codes; `rendezvous` is how the agents of a launch meet; `agent`
-runs the ranks, with `--spawn` by multiprocessing; `nodes` is what agents tell each other meanwhile, `failures` what the
-user sees when a rank or a node has failed.
+`__main__` is the process, with its signals and exit codes; `rendezvous` lets the agents of a launch meet; `agent` runs
+the ranks, with `--spawn` by multiprocessing; `nodes` exchanges heartbeats and failures between the agents; `failures`
+makes the errors that the user sees. No other folder of entrypoint/ loads torch.
 """

@@ -1,9 +1,9 @@
-"""One node's agent: torchrun in this process, with exit codes that mean something.
+"""The agent of one node: torchrun in this process, with clear error messages and exit codes.
 
-The launcher execs this module; every option of torchrun means what it means there. It adds that a node waits for the
-master with a deadline and a message, that a failure is reported in three lines, and that the exit code of the workers
-survives (torchrun's own is 1 in every case). A scheduler's warning goes on to the workers, which write a checkpoint and
-end by themselves; torchrun would take it for the order to stop them.
+The launcher execs this module, which takes torchrun's options with their usual meaning. It adds that a node waits for
+the master with a deadline and a message, that a failure is reported in three lines, and that the workers' exit codes 2
+and 75 are passed on (torchrun's own is 1 in every case). A scheduler's warning goes on to the workers, which write a
+checkpoint and end by themselves; torchrun would stop them at once.
 """
 
 # ruff: noqa: E402
@@ -32,14 +32,14 @@ if __name__ == "__main__":
     # Before torch is loaded, which takes seconds.
     interruption.start(" ".join(os.environ.get(LaunchVariable.COMMAND, "muster run").split()[:2]))
 
-# torch reads the level as it is loaded. Its notes on names that no address leads back to are of no use to a user.
+# torch reads the level when it is loaded. Its warnings about addresses without a host name are of no use to a user.
 QUIET = "TORCH_CPP_LOG_LEVEL" not in os.environ
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-# One agent of a launch prints what all would.
+# Only the first agent of a launch prints messages that all of them would print.
 IS_FIRST = not any(re.fullmatch(r"--node-rank=[1-9][0-9]*|--rdzv-conf=.*is_host=0.*", word) for word in sys.argv)
 
-gc.disable()  # to look for garbage among what imports make, all of which stays, is an eighth of their time
+gc.disable()  # imports make objects that all stay: searching them for garbage is an eighth of the import time
 
 with notify_if_slow("loading PyTorch", is_shown=IS_FIRST):
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -51,15 +51,15 @@ from muster.entrypoint.agent.failures import is_ours, is_training, lost_nodes, n
 
 gc.enable()
 if QUIET:
-    del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks' own is theirs
+    del os.environ["TORCH_CPP_LOG_LEVEL"]  # the ranks do not inherit it
 
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What schedulers send some time before SIGKILL: the trainers handle the same ones (train/health/preemption.py)."""
+"""Signals that schedulers send some time before SIGKILL; the trainers handle the same (train/health/preemption.py)."""
 
 CONNECT_TIMEOUT_S = 5.0
 
-# What torchrun logs about an end; the lines below report it better.
+# The loggers and the beginnings of torchrun's messages about the end of workers, which `main` reports better.
 _LOGGERS = (
     "torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api",
     "torch.multiprocessing.spawn", "torch.numa.binding",
@@ -71,7 +71,7 @@ _REPORTED_BELOW = (
 
 
 def main(argv: list[str], folder: str) -> int:
-    """The exit code of this node's workers, run by torchrun's arguments `argv`; `folder` is for torch's files."""
+    """Runs this node's workers by torchrun's arguments `argv`; returns the exit code. `folder` is for torch's files."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(lambda entry: not str(entry.msg).startswith(_REPORTED_BELOW))
     arguments = parse_args(argv)
@@ -86,7 +86,7 @@ def main(argv: list[str], folder: str) -> int:
         failures = run(arguments, status)
     except Exception as caught:
         error = caught
-    # All is done but to say how it ended, which no signal changes.
+    # Only the report is still to come: from here on no signal changes it, or the exit code.
     for number in (*WARNINGS, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     if refusal := os.environ.get(LaunchVariable.REFUSAL):
@@ -112,19 +112,19 @@ class Warned(Status):
     """The status of a node that handles a scheduler's warnings, and Ctrl-C; `warning` is the signal's name."""
 
     def take_over(self, arguments: argparse.Namespace) -> None:
-        """From now on this handles the signals, in torchrun's place."""
-        # What is ignored, as by nohup, stays so; torch takes no empty list.
+        """Installs the handlers of SIGINT and WARNINGS; torchrun handles SIGHUP, SIGQUIT and SIGXCPU alone."""
+        # Signals that are ignored, as by nohup, stay ignored. SIGXCPU is always there: torch takes no empty list.
         handled = [each for each in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(each) is not signal.SIG_IGN]
         arguments.signals_to_handle = ",".join(each.name for each in (*handled, signal.SIGXCPU))
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self._interrupt)
         for number in WARNINGS:
             signal.signal(number, self._pass_on)
-        # The launcher holds those that come before this (entrypoint/launch/start.py).
+        # The launcher has blocked some (entrypoint/launch/start.py): those that came since are delivered now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Has torchrun pass Ctrl-C on to its workers, and wait for them; a second one ends all at once."""
+        """Has torchrun pass Ctrl-C on to its workers, and wait for them; a second Ctrl-C kills them at once."""
         if self.warning == "SIGINT":
             processes.kill_descendants()
             interruption.end()
@@ -134,9 +134,9 @@ class Warned(Status):
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         """Passes a signal on to the workers; without any, or for a second SIGTERM, has torchrun end everything."""
         if self.warning == "SIGINT":
-            return  # which ends all already, and has a code of its own
+            return  # Ctrl-C ends everything already, and has an exit code of its own
         warning = signal.Signals(number)
-        # Of multiprocessing there is one more, which keeps its semaphores.
+        # multiprocessing has one more child, its resource tracker, which must not get the signal.
         workers = [child for child in psutil.Process().children() if child.pid in self.workers]
         if not workers or (self.warning == warning.name == "SIGTERM"):
             self.end_workers(warning.name)
@@ -146,18 +146,18 @@ class Warned(Status):
             with suppress(psutil.NoSuchProcess):
                 worker.send_signal(warning)
         if warning.name == "SIGTERM" and not is_ours():
-            # Not by print: this may have come while another line was written.
+            # Not by print: the signal may have interrupted another print.
             line = "passed SIGTERM on to its ranks and waits for their end; a second SIGTERM ends them"
             with suppress(OSError):
                 os.write(2, f"muster: {socket.gethostname()} {line}\n".encode())
 
     def answer(self) -> int:
-        """The exit code of a node that was stopped before its workers could write anything."""
+        """Reports the signal that ended this node; returns the exit code: 130, 75 (it can start again) or 1."""
         name = self.warning
         if name == "SIGINT":
             interruption.report_for_ranks()
             return ExitCode.INTERRUPTED
-        # Our trainers had not begun, and can be started again as they were; of other programs nobody knows that.
+        # Our own programs can be started again as they were; of other programs nobody knows that.
         can_start_again = is_ours() and name in {number.name for number in WARNINGS}
         # A rank whose training has begun has reported its log.
         has_begun = any(os.scandir(os.environ[LaunchVariable.RANK_REPORTS]))
@@ -167,12 +167,12 @@ class Warned(Status):
 
 
 def wait_for(address: str, port: int, timeout_s: float) -> None:
-    """Returns when something listens at `address` and `port`.
+    """Waits until a process listens at `address` and `port`.
 
-    torch waits too, but in silence, then names neither.
+    torch waits too, but silently, and its error names neither.
 
     Raises:
-        TimeoutError: nothing did within `timeout_s`; the message has what was waited for and what came last.
+        TimeoutError: none did within `timeout_s`; the message has the address, the port and the last error.
     """
     end = time.monotonic() + timeout_s
     line = f"{socket.gethostname()} waits for {address}:{port}, {timeout_s:.0f} s at most"
@@ -195,5 +195,5 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):  # of a full disk, or a reader that is gone
             stream.flush()
-    # A thread may wait inside torch for a store that is gone, and would abort an interpreter that ends.
+    # A thread that still waits inside torch for a lost store would abort the interpreter as it ends.
     os._exit(code)
