@@ -1,6 +1,6 @@
-"""torchrun's agent with what it lacks: only accidents are started again, and the nodes of a launch end in order.
+"""An extension of torchrun's agent: it restarts ranks only after accidents, and ends the nodes of a launch in order.
 
-It is a subclass of torch's by torch's own hooks; nothing of torch is replaced.
+`Agent` is a subclass of torch's agent and overrides its hooks; nothing in torch is replaced.
 """
 
 import argparse
@@ -43,13 +43,13 @@ LEAVE_POLL_S = 0.02
 BARRIER_POLL_S = 0.5
 FOR_EVER_S = 365 * 86400.0
 GROUP_S = 3.0
-"""Seconds from SIGTERM to SIGKILL for what a worker leaves running."""
+"""Seconds from SIGTERM to SIGKILL for processes that a worker leaves running."""
 
 LEFT = "muster/left"
-"""The key under which agents count those that ask the store no more."""
+"""The store's key for the number of agents that no longer use the store."""
 
 BRIEF_S = 30.0
-"""Programs that end sooner train nothing: they show hosts, or devices."""
+"""Seconds: a program that ends sooner does not train, but shows hosts or devices, say."""
 
 TIE = """
 import ctypes, os, signal, sys
@@ -65,9 +65,9 @@ except OSError as reason:
     fix = "give the path of an executable file"
     sys.exit(f"error: the program can't be started: {reason.strerror}\\n seen: {sys.argv[2]!r}\\n  fix: {fix}")
 """
-"""Starts a worker that the kernel ends with its agent, however that ends.
+"""A Python program that starts a worker which the kernel kills when its agent ends, in whatever way.
 
-The agent holds SIGINT in it: a Ctrl-C while this Python starts ends it here, in place of a traceback.
+The agent starts it with SIGINT blocked: a Ctrl-C while Python starts takes effect here, without a traceback.
 
 Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 """
@@ -75,14 +75,14 @@ Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 
 @dataclass
 class Status:
-    """What the parts of this process know of the launch.
+    """The state of this node's launch, which the parts of this process share.
 
     Attributes:
         warning: the name of the signal by which a scheduler has warned this node; empty until there is one.
         workers: the process ids of the workers that were started last; empty before the first.
         is_starting: whether workers are being started: an exception then would leave some running, unknown to torchrun.
-        held_end: the name of the signal that came meanwhile and ends them afterwards; empty if none came.
-        ended: the workers that were ended by this agent, by process id, and why.
+        held_end: the name of a signal that came meanwhile, and ends the workers once they have started; else empty.
+        ended: the reasons for which this agent ended workers, by process id.
         stopped: the process ids of the workers that were alive when torchrun began to stop them for another's failure.
         elsewhere: the failure on another node that came before this node's, in words; empty if there is none.
     """
@@ -96,7 +96,7 @@ class Status:
     elsewhere: str = ""
 
     def end_workers(self, name: str) -> None:
-        """Has torchrun end the workers, and this node, for the signal `name`: at once, or when all have begun.
+        """Has torchrun end the workers, and this node, for the signal `name`: at once, or when all have started.
 
         Raises:
             SignalException: no workers are being started.
@@ -107,7 +107,7 @@ class Status:
             raise SignalException(f"this process got {name}", sigval=signal.Signals[name])
 
     def explains(self, failures: Mapping[int, ProcessFailure]) -> bool:
-        """Whether the workers were ended by the signal of `warning`, before they could handle it; of Ctrl-C always."""
+        """Whether the signal `warning` ended the workers, before they could handle it; for Ctrl-C always true."""
         name = self.warning
         return name == "SIGINT" or (name != "" and all(each.signal_name() == name for each in failures.values()))
 
@@ -116,14 +116,14 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
     """Runs this node's workers by torchrun's `arguments` to their end, and fills `status` meanwhile.
 
     Returns:
-        the failures by rank; none after an end without one.
+        the failures by rank; empty if there were none.
 
     Raises:
         MusterError: torchrun does not take an option's value.
         SignalException: this process got a signal to end.
         Exception: the nodes did not meet, or have lost each other.
 
-    Source: torch.distributed.launcher.api.launch_agent, which has no place for another agent
+    Source: torch.distributed.launcher.api.launch_agent, which can't run another class of agent
     """
     try:
         found: Any = config_from_args(arguments)  # pyright: ignore[reportUnknownVariableType]
@@ -137,14 +137,14 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         ) from None
     config, program, words = found
     if arguments.run_path:
-        resource_tracker.ensure_running()  # its start lets signals through that are held
+        resource_tracker.ensure_running()  # its start unblocks signals: later these have to stay blocked
         program, words = run_in_place, [arguments.module, arguments.training_script, *arguments.training_script_args]
     elif not is_ours():
-        # Other programs than ours don't look whether their agent lives.
+        # Programs that are not ours don't notice the death of their agent.
         words = ["-I", "-S", "-c", TIE, str(os.getpid()), program, *words]
         program = sys.executable
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
-    # What only some versions of torch have is passed on by its name.
+    # Fields that only some versions of torch have are passed on by name.
     given = {each.name for each in fields(config)}
     known = {each.name for each in fields(api.WorkerSpec)} & given
     spec = api.WorkerSpec(
@@ -221,7 +221,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()  # by which this one is not typed
         self._before_start(worker_group)
-        # Trainers of ours get Ctrl-C once they have a handler for it, other programs as they are started by TIE.
+        # Ctrl-C reaches our own programs once they have a handler for it, other programs when TIE starts them.
         is_held = is_ours() or worker_group.spec.entrypoint is not run_in_place
         with interruption.held() if is_held else nullcontext():
             self._status.is_starting = True
@@ -249,7 +249,7 @@ class Agent(LocalElasticAgent):
             try:
                 return torchs._rendezvous(worker_group)
             except dist.DistStoreError as error:
-                # One has come, and ended before all knew their ranks. Where ranks may start again, this is such a case.
+                # A node has come, and ended before all knew their ranks. It costs a restart, if one is left.
                 if isinstance(worker_group.spec.rdzv_handler, rendezvous.StaticNodes) or not self._remaining_restarts:
                     raise
                 self._remaining_restarts -= 1
@@ -257,7 +257,7 @@ class Agent(LocalElasticAgent):
 
     def _assign_worker_ranks(self, *place: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()
-        # In another thread: inside torch, which asks the store of other nodes, this one would hear of no signal.
+        # In another thread: while torch waits for other nodes by the store, this thread could not handle signals.
         return within(FOR_EVER_S, lambda: torchs._assign_worker_ranks(*place))
 
     def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -266,11 +266,11 @@ class Agent(LocalElasticAgent):
             return api.RunResult(state=api.WorkerState.HEALTHY)
         if self._is_by_multiprocessing:
             context: Any = self._pcontext
-            # torch waits for what each returns, and one that ends by os._exit returns nothing.
+            # torch waits for each worker's return value, and a worker that ends by os._exit returns none.
             context._return_values.update({local: None for local, (_, code) in self.processes().items() if code == 0})
         result = torchs._monitor_workers(worker_group)
         for rank, failure in list(result.failures.items()):
-            # A trainer that was stopped may still end with a code that means more than that of the one that failed.
+            # A stopped trainer that ends with a code of its own stays: it may say more than that of the first failure.
             if failure.pid in self._status.stopped and (failure.exitcode < 0 or not is_ours()):
                 del result.failures[rank]
         if result.failures:
@@ -292,8 +292,8 @@ class Agent(LocalElasticAgent):
         if self._nodes is None:
             torchs._exit_barrier()
         else:
-            # torch's gives up after 5 minutes. The store would go with this node, or its beat would be missed, and the
-            # ranks that still work on other nodes would be ended for that.
+            # torch's barrier gives up after 5 minutes. Then the store would end with this node, or its heartbeat would
+            # be missed, and the ranks that still work on other nodes would be ended.
             self._exit_barrier_timeout = FOR_EVER_S
             barrier = threading.Thread(target=torchs._exit_barrier, daemon=True)
             barrier.start()
@@ -311,15 +311,15 @@ class Agent(LocalElasticAgent):
             end_groups(context.pids().values())
 
     def _note_ends(self, group: Any) -> bool:
-        """Whether a worker has ended since this was asked last.
+        """Notes which workers have ended, and publishes a failure; returns whether torch has to check them.
 
-        torchrun stops the others as soon as it sees that one has failed. So who is alive is noted before it is asked:
-        they can't be the cause. The failure is published to other nodes at once: theirs that follow come later.
+        torchrun stops the others as soon as it sees a failure. So the workers alive are noted before it looks: they
+        can't be the cause. The failure is published to the other nodes at once, before failures that it causes there.
         """
         context: Any = self._pcontext
         found = self.processes()
         ended = {local for local, (_, code) in found.items() if code is not None}
-        # What is started by multiprocessing waits for the agent to ask it before it ends.
+        # Workers of multiprocessing end only after torch has asked each of them for its return value.
         if ended <= self._ended and not self._is_by_multiprocessing:
             return False
         self._ended = ended
@@ -339,7 +339,7 @@ class Agent(LocalElasticAgent):
             self._status.elsewhere = self._nodes.publish_failures(failures)
         is_fixed = isinstance(group.spec.rdzv_handler, rendezvous.StaticNodes)
         if is_training() and is_fixed and failures[rank].exitcode < 0:
-            # A trainer that is killed publishes nothing: without this, the others end when they miss its heartbeat.
+            # A killed trainer publishes nothing: without this, the others would end only when they miss its heartbeat.
             store, host = PrefixStore("muster", group.store.underlying_store), socket.gethostname()
             wrong = f"it {how_ended(failures[rank].exitcode)}"
             with suppress(TimeoutError, RuntimeError):  # the store is gone
@@ -349,7 +349,7 @@ class Agent(LocalElasticAgent):
     def _before_start(self, group: Any) -> None:
         self._start = time.monotonic()
         if not self._launch:
-            # With the agent's process id: what a worker starts inherits the variable, and is no part of this launch.
+            # With the agent's process id: programs that a worker starts inherit the variable, but are no ranks.
             self._launch = f"{rendezvous.launch_id(group.spec.rdzv_handler, group.store)}.{os.getpid()}"
         os.environ[LaunchVariable.LAUNCH] = self._launch
         before, self._num_nodes = self._num_nodes, group.group_world_size
@@ -357,12 +357,12 @@ class Agent(LocalElasticAgent):
             notify(f"muster: goes on with {plural(self._num_nodes, 'node')} instead of {before}")
 
     def _check_restart(self, spec: Any, failures: Mapping[int, Any]) -> None:
-        """Restarts are for accidents: torchrun counts them down whatever the reason."""
+        """Sets `_remaining_restarts` so that only accidents restart the ranks: torchrun does so after any failure."""
         most = spec.max_restarts
         codes = {failure.exitcode for failure in failures.values()}
         if codes == {ExitCode.PREEMPTED} and not self._status.warning and spec.rdzv_handler.num_nodes_waiting() > 0:
-            # A node comes. Another agent was the first to see it, and to stop its workers, which stopped those of all.
-            self._remaining_restarts += 1  # for this one, which doesn't count
+            # A node joins: another agent saw it first, and stopped its workers, which stopped those of all nodes.
+            self._remaining_restarts += 1  # this restart doesn't count
             return
         if is_ours() and codes & {ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED}:
             self._remaining_restarts = 0
@@ -370,7 +370,7 @@ class Agent(LocalElasticAgent):
         if not most:
             return
         if self._status.explains(failures):
-            # As if it had come before they were started. Other nodes go on without this one.
+            # As if the signal had come before the workers were started. Other nodes go on without this one.
             self._status.end_workers(self._status.warning)
         if self._status.warning == "SIGTERM":
             self._remaining_restarts = 0
@@ -387,7 +387,7 @@ class Agent(LocalElasticAgent):
 
 
 def end_groups(leaders: Iterable[int]) -> None:
-    """Ends what the workers `leaders` have started and left: each leads a process group."""
+    """Ends the processes that the workers `leaders` have started and left: each worker leads a process group."""
     left = [leader for leader in leaders if reaches(leader, signal.SIGTERM)]
     end = time.monotonic() + GROUP_S
     while left and time.monotonic() < end:
@@ -398,7 +398,7 @@ def end_groups(leaders: Iterable[int]) -> None:
 
 
 def reaches(group: int, number: int) -> bool:
-    """Whether a process of this process group is there, to which the signal was sent."""
+    """Sends the signal `number` (0: none) to a process group; returns whether the group has a process."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)
         return True
@@ -406,10 +406,10 @@ def reaches(group: int, number: int) -> bool:
 
 
 def leave(agent: Any, *, has_failed: bool = False) -> None:
-    """Has the node with the store leave last: torch's barrier lets it go while others still ask whether they may.
+    """Leaves the launch, the node with the store as the last one: others may still use the store at torch's barrier.
 
-    They would report a lost connection, with a traceback, after a run that went well. A node that has failed goes past
-    the barrier: those whose workers have ended well would wait there for 5 minutes.
+    They would report a lost connection, with a traceback, after a run that went well. A failed node is counted at the
+    barrier, but does not wait there: nodes whose workers have ended well would wait there for it.
     """
     group = agent._worker_group
     size, is_last = group.group_world_size, group.group_rank == 0 and not has_failed
@@ -430,9 +430,9 @@ def leave(agent: Any, *, has_failed: bool = False) -> None:
 
 
 def warn_if_no_group(group: Any) -> None:
-    """Prints, where this agent has the store of the ranks, that none of the `group`'s world has used it.
+    """Warns if no rank of the `group`'s world has used the store; only the agent that has the ranks' store can see it.
 
-    With a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py) nobody knows.
+    No agent does where ranks have a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py).
     """
     handler, world_size = group.spec.rdzv_handler, group.workers[0].world_size
     if not isinstance(handler, rendezvous.StaticNodes) or group.group_rank or world_size == 1:
@@ -447,6 +447,6 @@ def warn_if_no_group(group: Any) -> None:
 
 
 def try_briefly(ask: Callable[[], None]) -> None:
-    """Asks a store that may be gone, and then answers nobody: for BRIEFLY_S at most, and whatever it has met."""
+    """Calls `ask`, which uses a store that may be gone, for BRIEFLY_S seconds at most; ignores its errors."""
     with suppress(Exception):
         within(BRIEFLY_S, ask)
