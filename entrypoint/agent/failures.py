@@ -1,4 +1,4 @@
-"""What failed on a node: which rank was the first, how it ended, and the error for the user."""
+"""The failures of a node's ranks: the rank that failed first, how it ended, and the error for the user."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from muster.entrypoint.agent.agent import Status
 
 WARNED = (-10, -12, -15)
-"""Exit codes of workers that a warning has ended: their scheduler stops all."""
+"""Exit codes of workers that a scheduler's warning has ended: the scheduler stops all nodes."""
 
 FIX_BY_SIGNAL = {
     "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller batch or fewer data workers",
@@ -32,7 +32,7 @@ FIX_BY_SIGNAL = {
 
 
 def is_ours() -> bool:
-    """Whether the workers are programs of this project: the exit codes of others mean what their authors wanted."""
+    """Whether the workers are programs of this project; exit codes of other programs have meanings of their own."""
     return LaunchVariable.COMMAND in os.environ
 
 
@@ -45,7 +45,7 @@ def first_of(failures: Mapping[int, Any]) -> int:
     """The rank that failed first, of failures by rank."""
     # Once one has failed, torchrun ends the others by SIGTERM.
     not_stopped = [rank for rank, failure in failures.items() if failure.exitcode != -signal.SIGTERM] or failures
-    # A worker that was killed has no record of the time; the others' records know it to the second only.
+    # A killed worker comes first: it has recorded no time, and the others record theirs to the second only.
     return min(not_stopped, key=lambda rank: (failures[rank].exitcode >= 0, failures[rank].timestamp))
 
 
@@ -58,16 +58,16 @@ def cause_of(failures: Mapping[int, Any]) -> int | None:
 
 
 def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
-    """The exit code for workers that failed; the first failure is printed, unless its rank did so itself."""
+    """Prints the first failure, unless its rank has printed it; returns the exit code."""
     codes = {failure.exitcode for failure in failures.values()}
-    # A trainer with one of these has printed what to do; those that died of its absence count for nothing. In another
-    # program 2 may be an option that it does not know, and 75 anything, unless its job script waits for 75.
+    # A trainer with one of these codes has printed what to do; failures of other ranks follow from it. In another
+    # program 2 may mean an unknown option, and 75 anything, unless its job script waits for 75.
     for code in (ExitCode.USER_MUST_CHANGE, ExitCode.PREEMPTED):
         if code in codes and (is_ours() or (codes == {ExitCode.PREEMPTED} and os.environ.get(MAX_REQUEUES))):
             return code
     reports = {rank: report_of(failure) for rank, failure in failures.items()}
     reported = {rank for rank in failures if RankReport.ERROR_SHOWN in reports[rank]}
-    # As torchrun ends them, once one has failed.
+    # torchrun ends the others by SIGTERM, once one has failed.
     stopped = {rank for rank, failure in failures.items() if failure.exitcode == -signal.SIGTERM}
     unreported = failures.keys() - reported
     if not unreported or (reported and unreported <= stopped):
@@ -109,7 +109,7 @@ def report_of(failure: ProcessFailure) -> list[str]:
 
 
 def last_lines(log: Path, number: int = 10, most: int = 32768) -> list[str]:
-    """The last lines of a file, of at most so many bytes, without escape codes and without the frames of C++."""
+    """The last `number` lines in the last `most` bytes of `log`, without control characters and C++ stack frames."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - most))
@@ -132,7 +132,7 @@ def message_of(failure: ProcessFailure) -> str:
 
 
 def not_started(error: Exception) -> MusterError:
-    """The error for ranks that can't be started, or have no place for their logs."""
+    """The error for ranks that can't be started, or whose logs can't be written."""
     fix = "--log-dir FOLDER or TMPDIR=FOLDER, with room, in which you may write"
     fix = "leave out --numa-binding: it needs GPUs, and numactl" if "NUMA" in str(error) else fix
     if isinstance(error, BlockingIOError) or "new thread" in str(error):

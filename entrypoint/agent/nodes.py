@@ -1,7 +1,7 @@
-"""What the agents of a launch tell each other while it runs: that each node lives, and what failed on it.
+"""Heartbeats and failures of nodes, which the agents of a launch exchange while it runs.
 
-The ranks beat for themselves (train/health/heartbeat.py), but not before they have met; and a rank that was stopped or
-killed tells nothing. The words are those of train/health/faults.py, in its store.
+The ranks have heartbeats of their own (train/health/heartbeat.py), but not before they have met; and a rank that was
+stopped or killed reports nothing. Keys and values are those of train/health/faults.py, in the same store.
 """
 
 import json
@@ -25,24 +25,24 @@ from muster.processes import how_ended
 
 BEAT_S = 5.0
 DEAD_BEATS = 9
-"""So many beats missed in a row are a death: 45 s, as in train/health/heartbeat.py."""
+"""Heartbeats missed in a row after which a node counts as dead: 45 s, as in train/health/heartbeat.py."""
 
 STORE_S = 10.0
 """Seconds for one answer of the store."""
 
 GRACE_S = 10.0
-"""Seconds in which ranks that know of a fault have ended by themselves."""
+"""Seconds in which ranks that have read of a fault can end by themselves."""
 
 LEAVE_S = 6.0
-"""Seconds for which the node of the store waits for others to read why it ends."""
+"""Seconds for which the node with the store waits for the others to read why it ends."""
 
 
 class Nodes:
-    """This node among the others, from a start of its workers on: to the end, or until they `leave` to start again.
+    """This node's exchange with the others: from a start of its workers to their end, or to `leave` before a restart.
 
-    `ended` takes the workers that this ends, by process id, and why. `reason`: why a node has failed, if one has.
-    `others_left`: whether another one has left, to start its workers again. What has failed on a node ends all others
-    only where they are fixed (`is_fixed`).
+    `ended` receives the reason for each worker that this ends, by process id. `reason`: why a node has failed; empty if
+    none has. `others_left`: whether another node has left, to restart its workers. A failure on one node ends all
+    others only if the nodes of the launch are fixed (`is_fixed`).
     """
 
     def __init__(self, agent: Any, group: Any, ended: dict[int, str], is_fixed: bool) -> None:
@@ -55,16 +55,16 @@ class Nodes:
         self.others_left = False
         self._must_wait = False
         self._seen: dict[int, tuple[bytes, int]] = {}
-        # Each with a connection of its own: a blocked wait holds its one. Nodes that meet anew have a new prefix.
+        # Two connections, as a wait blocks its own. At each new rendezvous, torch gives the store a new prefix.
         self._store: Any = PrefixStore("muster", group.store.underlying_store if is_fixed else group.store).clone()
         self._beats: Any = self._store.clone()
         self._beats.set_timeout(timedelta(seconds=STORE_S))
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        """The thread: beats until something has failed, then ends the ranks that are still there."""
+        """Sends heartbeats, in a thread, until something has failed; then ends the ranks that still run."""
         missed = 0
-        # Counted, and not timed: a job may be suspended as a whole. A beat that is missed takes the time of two.
+        # Missed beats are counted, not timed: a job may be suspended as a whole. A missed beat takes the time of two.
         while not self.reason and not self._has_left and 2 * missed < DEAD_BEATS:
             missed += 1
             try:
@@ -72,13 +72,13 @@ class Nodes:
                 missed = 0
             except dist.DistNetworkError:  # the store has closed, and does not come back
                 break
-            except (TimeoutError, RuntimeError):  # it is slow, or its host is gone, which the time limit decides
+            except (TimeoutError, RuntimeError):  # it is slow, or its host is gone: DEAD_BEATS decides
                 continue
             finally:
                 time.sleep(BEAT_S)
         if not self.reason:
             self.reason = f"the node at {self._group.master_addr}:{self._group.master_port} does not answer any more"
-        if not is_ours():  # such ranks read nothing of a fault
+        if not is_ours():  # other programs do not read the fault
             self._end_workers(signal.SIGTERM)
         time.sleep(GRACE_S)
         self._end_workers(signal.SIGKILL)
@@ -88,7 +88,7 @@ class Nodes:
         store, group = self._beats, self._group
         text = f"{time.monotonic()} {group.workers[0].global_rank} {socket.gethostname()}"
         store.set(f"node/{group.group_rank}", text)
-        # The first watches all others, and each of them the first: the store may be on a third node.
+        # Node 0 watches all others, and each of them node 0: the store may be on a third node.
         self._receive((0,) if group.group_rank else range(1, group.group_world_size))
         if store.check(["fault"]):
             self.reason = why(store.get("fault"))
@@ -97,7 +97,7 @@ class Nodes:
                 self._acknowledge(store)
 
     def leave(self) -> None:
-        """Ends this node's beats, which the others don't miss from now on."""
+        """Ends this node's heartbeat, and tells the others, so that they do not take it for dead."""
         self._has_left = True
         with suppress(TimeoutError, RuntimeError):  # the store is gone
             within(STORE_S, lambda: self._store.set(f"node/{self._group.group_rank}", ""))
@@ -110,12 +110,12 @@ class Nodes:
                     os.kill(pid, number)
 
     def _acknowledge(self, store: Any) -> None:
-        """Acknowledges the fault to the node of the store, which waits for that before it ends."""
+        """Acknowledges the fault to the node with the store, which waits for that before it ends."""
         keys = [f"left/{worker.global_rank}" for worker in self._group.workers]
         store.multi_set(keys, [""] * len(keys))
 
     def _receive(self, nodes: Iterable[int]) -> None:
-        """Publishes the death of one of `nodes` whose beats have stopped, or that was ended before its first one."""
+        """Reads the beats of `nodes`, and publishes the death of a node whose beats have stopped, or never began."""
         for node in nodes:
             unheard = f"0 {node * len(self._group.workers)} node rank {node}".encode()
             text = self._beats.get(f"node/{node}") if self._beats.check([f"node/{node}"]) else unheard
@@ -131,7 +131,7 @@ class Nodes:
         """Publishes to the other nodes a failure that this node's ranks perhaps could not publish.
 
         Returns:
-            the failure on another node that was published before, in words; nothing if this is the first.
+            the failure on another node that was published before, in words; empty if this is the first.
         """
         rank = cause_of(failures)
         if rank is None or not self._is_fixed:
@@ -148,7 +148,7 @@ class Nodes:
             return first
 
         self._must_wait = True
-        # RuntimeError: the store is gone. A store whose node is gone answers nobody.
+        # RuntimeError: the store has closed. TimeoutError: its node is gone, so that it does not answer.
         with suppress(TimeoutError, RuntimeError):
             first = within(STORE_S, tell)
             if json.loads(first)["rank"] not in {worker.global_rank for worker in self._group.workers}:
@@ -156,20 +156,20 @@ class Nodes:
         return ""
 
     def wait_for_others(self) -> None:
-        """Returns, on the node of the store, when all others know of a failure; on others at once."""
+        """Waits, on node 0 alone, until all others have read of a failure: LEAVE_S seconds at most."""
         if self._group.group_rank or not self._must_wait:
             return
         own = {worker.global_rank for worker in self._group.workers}
         others = [f"left/{other}" for other in range(self._group.workers[0].world_size) if other not in own]
-        # RuntimeError: another rank will never leave.
+        # RuntimeError: another rank has not left in time.
         with suppress(TimeoutError, RuntimeError):
             within(LEAVE_S + STORE_S, lambda: self._store.wait(others, timedelta(seconds=LEAVE_S)))
 
 
 def publish(store: Any, group: Any, rank: int, host: str, code: int, wrong: str) -> bytes:
-    """Publishes this fault to all ranks, or the one that was published before; returns which it was."""
+    """Publishes this fault to all ranks, or again the first one if there is one already; returns the published one."""
     first = store.compare_set("fault", "", json.dumps({"rank": rank, "host": host, "code": code, "wrong": wrong}))
-    # Rank 0 waits until each rank has left, and this one has ended without a word.
+    # Rank 0 waits until each rank has left, which this one can no longer write itself.
     keys = [f"left/{rank}", *(f"end/{number}" for number in range(group.workers[0].world_size))]
     store.multi_set(keys, [first] * len(keys))
     return first
