@@ -219,7 +219,7 @@ class Agent(LocalElasticAgent):
         return {local: (handler.proc.pid, handler.proc.poll()) for local, handler in handlers.items()}
 
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        torchs: Any = super()  # by which this one is not typed
+        torchs: Any = super()  # torch's methods are not fully typed
         self._before_start(worker_group)
         # Ctrl-C reaches our own programs once they have a handler for it, other programs when TIE starts them.
         is_held = is_ours() or worker_group.spec.entrypoint is not run_in_place

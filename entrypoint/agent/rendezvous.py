@@ -1,7 +1,7 @@
-"""How the agents of a launch meet, by one of torch's handlers of rendezvous with what it lacks.
+"""The rendezvous of a launch's agents: extensions of torch's two kinds of rendezvous.
 
-StaticNodes  a fixed number of nodes, that meet at a known endpoint: those that do not come are named
-Backend      nodes come and go: a store that does not answer counts as lost
+StaticNodes  for a fixed number of nodes, which meet at a known endpoint: the error names those that do not come
+Backend      for nodes that come and go: a store that does not answer counts as lost
 """
 
 import argparse
@@ -30,12 +30,12 @@ BACKEND = "muster"
 """The name by which torch's registry knows these handlers."""
 LOOPBACK_ADDRESS = "127.0.0.1"
 ALL_CAME, REFUSAL, HAS_HEARD = "all came", "refusal", "has heard"
-"""Keys: all have come, or are waited for no more; why a node can't take part; how many nodes know of that."""
+"""Keys: all nodes have come, or are no longer waited for; why a node can't take part; how many have read that."""
 NOTICE_AFTER_S = 20.0
 POLL_S = 0.2
 
 STORE_S = 30.0
-"""Seconds for one answer of the store by which nodes come and go."""
+"""Seconds for one answer of a store."""
 
 
 def endpoint_of(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -60,22 +60,22 @@ def timeout_s(arguments: argparse.Namespace) -> int:
 
 
 def handler_of(config: Any) -> rendezvous.RendezvousHandler:
-    """How this node meets the others, by the configuration that torch makes of torchrun's arguments."""
+    """The rendezvous handler of this node, by the configuration that torch makes of torchrun's arguments."""
     known = {name: getattr(config, name) for name in ("run_id", "min_nodes", "max_nodes", "local_addr")}
     parameters = rendezvous.RendezvousParameters(BACKEND, config.rdzv_endpoint, **known, **config.rdzv_configs)
     return rendezvous.rendezvous_handler_registry.create_handler(parameters)
 
 
 def create(parameters: rendezvous.RendezvousParameters) -> rendezvous.RendezvousHandler:
-    """The handler of a fixed number of nodes, where torchrun gave this one a rank; or of nodes that come and go."""
+    """The handler for a fixed number of nodes, if torchrun gave this one a rank; else for nodes that come and go."""
     if (rank := parameters.get("rank")) is not None:
         address, _, port = parameters.endpoint.rpartition(":")
         where = LOOPBACK_ADDRESS if parameters.max_nodes == 1 else address, int(port)
         return StaticNodes(*where, rank, parameters.max_nodes, parameters.run_id, int(parameters.get("timeout", 600)))
-    # torch's own limit ends this first. Here signals are heard meanwhile, as in StaticNodes.
+    # torch's own time limit ends this first. In another thread, so that this one can handle signals meanwhile.
     limit_s = int(parameters.get("read_timeout", 60)) + STORE_S
     _, store = within(limit_s, lambda: create_backend(parameters))
-    # A client answers one question at a time: where the agent waits for a key, its sign of life would come too late.
+    # A client makes one request at a time: while the agent waits for a key, its keep-alive would come too late.
     _, for_records = within(limit_s, lambda: create_backend(parameters))
     return create_handler(store, Backend(for_records, parameters.run_id), parameters)
 
@@ -86,9 +86,9 @@ rendezvous.rendezvous_handler_registry.register(BACKEND, create)
 class StaticNodes(StaticTCPRendezvous):
     """The rendezvous of a fixed number of nodes.
 
-    Of several it names those that do not come: torch's own has only their number. Of one it makes a new store each
-    time, which listens on 127.0.0.1 alone (port 0 takes a free one): torch's own listen on all interfaces, and whoever
-    reaches a store can have its processes run code.
+    With several nodes, its error names those that do not come: torch's has only their number. For one node it makes a
+    new store each time, which listens on 127.0.0.1 alone (port 0 takes a free one): torch's listens on all interfaces,
+    and everyone who can reach a store can make its processes run code.
 
     Source: https://github.com/pytorch/pytorch/security/policy (using distributed features)
     """
@@ -97,24 +97,24 @@ class StaticNodes(StaticTCPRendezvous):
         return BACKEND
 
     def next_rendezvous(self) -> rendezvous.RendezvousInfo:
-        """The store of all nodes, once they have come.
+        """Waits until all nodes have come; returns their store, and this node's rank.
 
         Raises:
             OSError: the port is taken.
-            MusterError: another process has come as this node.
-            TimeoutError: some did not come in time; it names them.
+            MusterError: another process has come as this node, or a node can't take part: see `call`.
+            TimeoutError: some nodes did not come in time: see `call`.
         """
         torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
         if self.world_size == 1:
-            # For ranks that are started again another port: the store before this one may still listen.
+            # Restarted ranks get another port: the store before this one may still listen on its own.
             listener = socket.create_server((LOOPBACK_ADDRESS, 0 if self._store else self.master_port))
             self.master_port = int(listener.getsockname()[1])
             where = (LOOPBACK_ADDRESS, self.master_port)
             self._store = torchs(*where, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
         elif self._store is None:
-            # As torch makes it, but up at once, and not when all have come: they are counted below.
+            # As torch makes it, but ready at once, and not only when all have come: `call` counts them.
             server = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
-            # Inside torch this thread would hear of no signal, as long as who listens there does not answer.
+            # In another thread: inside torch this one could not handle signals while the other end does not answer.
             limit_s = self.timeout.total_seconds() + STORE_S
             self._store = within(limit_s, lambda: torchs(*server, multi_tenant=True, wait_for_workers=False))
             call(self._store, self.rank, self.world_size, self.timeout, os.environ.get(LaunchVariable.REFUSAL, ""))
@@ -122,11 +122,11 @@ class StaticNodes(StaticTCPRendezvous):
 
 
 def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: str = "") -> None:
-    """Returns when all nodes have come. A `refusal` of this one (`LaunchVariable.REFUSAL`) ends the launch on all.
+    """Waits until all nodes have come. A `refusal` of this one (`LaunchVariable.REFUSAL`) ends the launch on all.
 
     Raises:
         MusterError: another process has come as this node, or for another number of nodes; or a node can't take part.
-        TimeoutError: some did not within `limit`; on node rank 0 it names them.
+        TimeoutError: on node rank 0: some did not come within `limit`; it names them. Others get a DistStoreError.
     """
     here = PrefixStore("muster", store)
     if (others := here.compare_set("num_nodes", "", str(num_nodes)).decode()) != str(num_nodes):
@@ -143,12 +143,12 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: 
                 fix="start one process on each node, each with a node rank of its own",
             )
         if node_rank:
-            # In another thread: inside torch this one would hear of no signal.
+            # In another thread: inside torch this one could not handle signals.
             within(limit.total_seconds() + STORE_S, lambda: here.wait([ALL_CAME], limit))
             return raise_refusal(here)
     except SignalException:
         if (store := here.clone()).compare_set(key, own, own).decode() == own:
-            store.delete_key(key)  # it may come again; another process of its place stays
+            store.delete_key(key)  # this node may come again; the key stays if another process wrote it
         raise
     keys = [f"came/{number}" for number in range(num_nodes)]
     end = time.monotonic() + limit.total_seconds()
@@ -181,16 +181,16 @@ def raise_refusal(here: Any, num_others: int = 0) -> None:
 
 
 class Backend(C10dRendezvousBackend):
-    """torch's record of who takes part, whose store counts as lost once it does not answer, and is asked no more.
+    """torch's rendezvous backend, which sends no more requests to its store once one has failed.
 
-    torch's client waits for ever where the store's host vanished: after its time-out, for the answer to its farewell.
+    torch's client waits for ever if the store's host vanishes: after its time-out, for an answer to its last message.
     """
 
     name: Any = BACKEND
     _is_lost = False
 
     def _call_store(self, store_op: str, *args: Any, **kwargs: Any) -> Any:
-        torchs: Any = super()  # by which this one is not typed
+        torchs: Any = super()  # torch's methods are not fully typed
         if not self._is_lost:
             try:
                 return within(STORE_S, lambda: torchs._call_store(store_op, *args, **kwargs))
@@ -202,12 +202,12 @@ class Backend(C10dRendezvousBackend):
 
 
 def launch_id(handler: rendezvous.RendezvousHandler, store: Any) -> str:
-    """An id that the agents of a launch agree on by the `store` of their first meeting.
+    """The launch's id, on which its agents agree by the `store` of their first rendezvous.
 
-    Empty where no node starts its ranks again.
+    Empty for several nodes of a fixed number, which do not restart their ranks.
     """
     if isinstance(handler, StaticNodes) and handler.world_size > 1:
         return ""
-    # Each meeting has a prefix of its own in one store.
+    # Each rendezvous has a prefix of its own in one store.
     store = getattr(store, "underlying_store", store)
     return store.compare_set("muster/launch", "", uuid.uuid4().hex).decode()
