@@ -1,7 +1,7 @@
-"""Whether this node's NVIDIA driver can run the torch that is here: where it can't, torch would train on the CPU.
+"""The check that this node's NVIDIA driver can run the installed torch, which would otherwise train on the CPU.
 
-A driver runs what is built for its own CUDA's major version and for older ones. For a newer major version there is
-forward compatibility: the libcuda.so.1 of the package cuda-compat, put before the driver's own. It works on GPUs for
+A driver runs programs built for the major version of CUDA that it supports, or for an older one. For a newer one there
+is forward compatibility: the libcuda.so.1 of the package cuda-compat, put before the driver's own. It works on GPUs for
 data centers and not on others, so it is tried.
 
 Source: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
@@ -33,7 +33,7 @@ LIBCUDA = "libcuda.so.1"
 TOOLKITS = Path("/usr/local")
 """The folder with CUDA's folders, and their forward-compatibility libraries."""
 MODULE_VERSIONS = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
-"""Files in which the kernel's driver tells its version."""
+"""Files with the version of the driver's kernel module."""
 PROBE_TIMEOUT_S = 60.0
 
 # The answers of cuInit that a user can do something about.
@@ -55,13 +55,13 @@ library.cuDriverGetVersion(ctypes.byref(version))
 print("answer", code, version.value)
 """
 
-# By the CUDA that a program is built for, the first driver that runs it by itself.
+# The first driver that runs programs of a major version of CUDA without forward compatibility, by that version.
 FIRST_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 @dataclass(frozen=True)
 class Toolkit:
-    """What torch is, and the CUDA that it is built for."""
+    """The version of the installed torch, and the CUDA version that it is built for."""
 
     torch: str
     cuda: Version
@@ -75,9 +75,9 @@ class Driver:
     """This node's driver.
 
     Attributes:
-        version: the kernel's part, as NVIDIA numbers it; None where it doesn't tell.
-        cuda: the newest CUDA that its libcuda.so.1 supports; None where there is none.
-        problem: why there is none.
+        version: that of the kernel module, as NVIDIA numbers it; None where it is unknown.
+        cuda: the newest CUDA that libcuda.so.1 supports; None if that can't be loaded or asked.
+        problem: why `cuda` is None.
     """
 
     version: str | None
@@ -89,7 +89,7 @@ class Driver:
 
 
 def check(allocation: Allocation, env: Environment, program: Program) -> Additions:
-    """What lets `program` use this node's GPUs, of which the driver may be older than the torch that is here.
+    """The additions by which `program` can use this node's GPUs, whose driver may be older than the installed torch.
 
     Raises:
         MusterError: it would see none of them, and silently train on the CPU.
@@ -104,18 +104,18 @@ def check(allocation: Allocation, env: Environment, program: Program) -> Additio
     except MusterError as error:
         if program.kind != "program":
             raise
-        # Another program need not be torch's, nor of this torch.
+        # Another program may use another torch, or none.
         return Additions(notes=(f"{error.wrong}: {error.seen}",))
 
 
 def version_file() -> Path | None:
-    """The file of the installed torch that tells its version; None without one. It is not loaded."""
+    """The file with the installed torch's version; None without torch, which is not loaded for this."""
     spec = importlib.util.find_spec("torch")
     return Path(spec.origin).with_name("version.py") if spec and spec.origin else None
 
 
 def toolkit_of(path: Path | None) -> Toolkit | None:
-    """The CUDA that the torch with this version.py is built for; None for a torch without CUDA, or none.
+    """The torch that the version.py at `path` describes; None for a torch without CUDA, or without a file.
 
     The file has such lines:
 
@@ -129,7 +129,7 @@ def toolkit_of(path: Path | None) -> Toolkit | None:
 
 
 def find() -> Driver:
-    """This node's driver, as programs started here will find it. The question touches no GPU, so it is quick."""
+    """This node's driver, as programs started here will find it. No GPU is initialised, so this is quick."""
     import ctypes
 
     version, cuda = _module_version(), ctypes.c_int()
@@ -158,7 +158,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
         own = _cuda_of(driver.version)
         if own is None or own >= needed or needed not in FIRST_DRIVER:
             return Additions()
-        # Newer than the kernel's part: somebody, docker's runtime for one, has put forward compatibility first already.
+        # Newer than the kernel module: something, such as docker's runtime, has put forward compatibility first.
         if not (problem := prove(LIBCUDA, needed, env)):
             return Additions()
         seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {problem}"
@@ -177,7 +177,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
 
 
 def _cuda_of(version: str | None) -> int | None:
-    """The major version of CUDA that driver `version` runs by itself, 0 for an older one; None where unknown."""
+    """The newest major version of CUDA that driver `version` runs by itself; 0 before 11, None where it is unknown."""
     if version is None:
         return None
     module = int(version.split(".")[0])
@@ -188,7 +188,7 @@ def newest_compat() -> Path | None:
     """The newest forward-compatibility library that is installed here: /usr/local/cuda-13.2/compat/libcuda.so.1."""
 
     def age(path: Path) -> tuple[Any, Any, int]:
-        # libcuda.so.1 -> libcuda.so.595.45.04; /usr/local/cuda -> /usr/local/cuda-13.2; of equals the shortest name.
+        # libcuda.so.1 -> libcuda.so.595.45.04; /usr/local/cuda -> /usr/local/cuda-13.2; among equals the shortest.
         file, folder = path.resolve().name, path.parent.resolve().parent.name
         return by_numbers(file), by_numbers(folder), -len(str(path))
 
@@ -233,9 +233,9 @@ def written(version: Version) -> str:
 
 
 def prove(library: str, needed: int, env: Mapping[str, str], timeout_s: float = PROBE_TIMEOUT_S) -> str:
-    """Why `library` can't run what is built for CUDA `needed` on this node's GPUs; empty where it can.
+    """The reason why `library` can't run programs built for CUDA `needed` on this node's GPUs; empty if it can.
 
-    It is put to work in a process of its own, with the variables `env`.
+    It is loaded and initialised in a process of its own, with the variables `env`.
 
     Raises:
         MusterError: it takes longer than `timeout_s`.
@@ -249,7 +249,7 @@ def prove(library: str, needed: int, env: Mapping[str, str], timeout_s: float = 
             seen=f"{library}: {done}",
             fix="look at this node's GPUs with nvidia-smi, or leave the node out",
         )
-    # The two numbers are after "answer" in the last line: a library may have said something before.
+    # The two numbers are after "answer" in the last line: a library may have printed lines before.
     words = (done.stdout.splitlines() or [""])[-1].split()
     if done.returncode or len(words) != 3 or words[0] != "answer":
         return proof.reason_of_end(done)
