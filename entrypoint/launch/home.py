@@ -1,10 +1,10 @@
-"""A home, a name and a temporary folder for a process in a container that gave it none.
+"""A home folder, a user name and a temporary folder for a process whose container provides none.
 
     docker run --user 1234      HOME=/, and /etc/passwd has no line for 1234: nothing can be kept in ~/.cache, and
                                 `getpass.getuser()` raises KeyError (torch 2.15's compiler knows that, others don't)
     docker run --read-only      no temporary folder, unless --tmpfs gives one; /dev/shm can be written to
 
-With these right, caches need no variables of their own. Seen with torch 2.15: its hub keeps files in ~/.cache/torch,
+With these set, caches need no variables of their own. Seen with torch 2.15: its hub keeps files in ~/.cache/torch,
 its compiler and Triton in torchinductor_USER in the temporary folder.
 """
 
@@ -33,7 +33,7 @@ def temporary_folders(env: Mapping[str, str]) -> list[Path]:
 
 
 def find(env: Environment) -> Additions:
-    """What this process lacks in its container.
+    """The variables and folders that this process lacks in its container.
 
     Raises:
         MusterError: no folder at all can be written to.

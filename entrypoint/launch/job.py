@@ -1,7 +1,7 @@
-"""What a job script leaves to the launch: the run's name, how an attempt goes on where the last stopped, the job's end.
+"""Settings that a job script leaves to the launch: the run's name, resuming in a later attempt, the job's end.
 
 A script that puts its job back into the queue after exit code 75 says so by MUSTER_MAX_REQUEUES; without this variable
-runs are not named. The end of such an attempt: `muster.errors.code_for_job`.
+runs are not named. `muster.errors.code_for_job` handles the end of such an attempt.
 """
 
 import re
@@ -16,17 +16,17 @@ from muster.errors import ATTEMPT, MAX_REQUEUES, whole_number
 RUN = "MUSTER_RUN"
 """The run's name, where a job that was submitted anew goes on with another job's run."""
 LIMIT = "MUSTER_JOB_LIMIT"
-"""When the job started, in unix seconds, +, and its limit as the scheduler prints it."""
+"""The job's start in unix seconds, a +, and its time limit as the scheduler prints it: 1700000000+1-00:00:00."""
 START, END, GRACE = "MUSTER_JOB_START_TIME", "MUSTER_JOB_END_TIME", "MUSTER_GRACE_S"
 
 
 def find(program: Program, allocation: Allocation, env: Mapping[str, str]) -> tuple[Program, Additions]:
-    """`program` with the run's name and --resume where the user gave none; the number of the attempt, the job's times.
+    """`program` with a run's name and --resume where the user gave none; the attempt and the job's times as variables.
 
-    With a --name of the user's the first attempt does not resume, so that no run is continued by accident.
+    With the user's own --name the first attempt does not resume, so that no run is continued by accident.
 
     Raises:
-        MusterError: a variable that the script sets is no number.
+        MusterError: a variable that the job script sets is no number.
     """
     times = _times(env, allocation)
     if not env.get(MAX_REQUEUES):
@@ -49,10 +49,10 @@ def find(program: Program, allocation: Allocation, env: Mapping[str, str]) -> tu
 
 
 def _times(env: Mapping[str, str], allocation: Allocation) -> dict[str, str]:
-    """When the job started, and when its limit ends it; nothing where that is not known, or the user has set the end.
+    """Variables for the job's start, and its end by the limit; none where these are unknown, or the user set the end.
 
-    Slurm 23.02 and newer say both themselves, and warn ahead: only where that warning would come at the job's start,
-    the training has to count the time itself.
+    Slurm 23.02 and newer give both, and send a warning before the end: only where this would come at the job's start,
+    the training has to watch the time itself.
     """
     if env.get(END):
         return {}

@@ -1,4 +1,4 @@
-"""What runs in each rank, what the parts of a launch add, and the process that this one becomes."""
+"""The program of each rank, the additions by parts of a launch, and the process that replaces this one."""
 
 import os
 import re
@@ -14,14 +14,14 @@ from muster.errors import MusterError, explaining
 
 @dataclass(frozen=True)
 class Program:
-    """What runs in each rank.
+    """The program that each rank runs.
 
     Attributes:
         kind: a `module`, a `script`, or another `program` (--no-python).
         words: its name or path, then its arguments.
-        is_ours: a trainer of this project: nothing in the user's folders may take its place.
+        is_ours: whether it belongs to this project: no module in the user's folders may take its place.
         framework: `torch`: a process for each rank; `jax`, `tensorflow`: one for each task that the launcher started.
-        torchrun: options of torchrun's own, for where it starts the ranks.
+        torchrun: further options for torchrun, used where torchrun starts the ranks.
     """
 
     kind: str
@@ -40,9 +40,9 @@ class Program:
 
 
 def without_launcher(words: Sequence[str]) -> list[str] | None:
-    """The words of `muster run` that start what `words` start by another launcher; None where they begin with none.
+    """The arguments of `muster run` that replace the launcher at the start of `words`; None if they start with none.
 
-    Such a launcher takes itself for the only one: in each rank, or on each node, it starts a world of its own.
+    In each rank, or on each node, such a launcher would start a world of its own.
     """
     name, rest = words[0].rpartition("/")[2], list(words[1:])
     if re.fullmatch(r"python(3(\.\d+)?)?", name):
@@ -69,7 +69,7 @@ class Folder:
 
     Attributes:
         path: absolute.
-        is_private: whether nobody else may write there; one that is there already must be this user's alone.
+        is_private: whether it is this user's alone (mode 0700); a folder that exists already must be so too.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class Folder:
     is_private: bool = False
 
     def make(self) -> None:
-        """Makes it, if it is not there.
+        """Makes the folder if it does not exist.
 
         Raises:
             MusterError: it can't be made, or is not this user's alone.
@@ -99,7 +99,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Additions:
-    """What a part of the launch adds to the new process.
+    """The additions of one part of the launch to the new process.
 
     Attributes:
         notes: one line for each thing that the user should know.
@@ -114,7 +114,7 @@ class Additions:
 
     @classmethod
     def merged(cls, parts: Sequence["Additions"]) -> "Additions":
-        """All of `parts`; of a variable that several set, the last one's value."""
+        """The union of `parts`; a variable that several set has the value of the last."""
         return cls(
             variables={name: value for part in parts for name, value in part.variables.items()},
             notes=tuple(note for part in parts for note in part.notes),
@@ -124,7 +124,7 @@ class Additions:
 
 
 def where_unset(wanted: Mapping[str, str], env: Mapping[str, str]) -> Additions:
-    """`wanted` without what the user set, which stays; a line tells of each that has another value."""
+    """The variables of `wanted` that the user has not set; a note names each that the user set to another value."""
     kept = sorted(name for name in wanted if env.get(name, wanted[name]) != wanted[name])
     return Additions(
         {name: value for name, value in wanted.items() if name not in env},
@@ -134,11 +134,11 @@ def where_unset(wanted: Mapping[str, str], env: Mapping[str, str]) -> Additions:
 
 @dataclass(frozen=True)
 class Launch:
-    """A process about to be replaced.
+    """The process that is about to replace this one.
 
     Attributes:
-        additions: what the new process gets beside this one's variables, and what it does not get of them.
-        hears: whether the new process is ours: it hears warnings and Ctrl-C, those too that came while it started.
+        additions: variables that it gets beside this one's, or does not inherit; notes; folders to be made.
+        hears: whether it is ours: it then handles warnings and Ctrl-C, even those that came while it started.
     """
 
     argv: tuple[str, ...]
