@@ -1,1 +1,1 @@
-"""From what was found to the exec that ends this process: `start`, and what each part adds to the new process."""
+"""The launch, from detection to the exec that replaces this process: `start`, and the parts that add to the result."""

@@ -1,4 +1,4 @@
-"""The variables by which other frameworks find their processes, from the same Allocation.
+"""The variables by which the processes of torch, JAX and TensorFlow find each other, from the same Allocation.
 
 TensorFlow and JAX run one process for each task that the launcher started, not one for each GPU: a task uses all the
 GPUs that it sees.
@@ -12,7 +12,7 @@ from muster.errors import MusterError
 
 
 def torch(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, str]:
-    """What torch.distributed's `env://` reads, and what torchrun sets beside it.
+    """The variables that torch.distributed's `env://` reads, and some that torchrun sets beside them.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
@@ -28,7 +28,7 @@ def torch(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str
 
 
 def jax(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dict[str, str]:
-    """What `jax.distributed.initialize` reads, and the two numbers that it takes as arguments.
+    """The variables that `jax.distributed.initialize` reads, and the two numbers that it takes as arguments.
 
     `initialize(num_processes=int(os.environ["JAX_NUM_PROCESSES"]), process_id=int(os.environ["JAX_PROCESS_ID"]))`
 
@@ -66,11 +66,11 @@ def tensorflow(allocation: Allocation, rendezvous: Rendezvous, port: int) -> dic
 
 
 VARIABLES = {"torch": torch, "jax": jax, "tensorflow": tensorflow}
-"""What gives the variables that a framework reads in this task; MusterError where it needs what is not known here."""
+"""By framework, the function that returns its variables for this task; MusterError if it needs hosts not known here."""
 
 
 def _index(allocation: Allocation) -> int:
-    # Counted node by node and not by rank: every task can count the others so, however the launcher dealt the ranks.
+    # Counted node by node and not by rank: so every task can count the others, however the launcher placed the ranks.
     return sum(allocation.of_tasks().ranks_per_node[: allocation.node_rank]) + allocation.local_rank
 
 
