@@ -1,8 +1,8 @@
-"""From options to the exec that ends this process: what every command that starts ranks does.
+"""The steps of every command that starts ranks, from its options to the exec that replaces this process.
 
-    environment -> Allocation -> Rendezvous -> the command, with what each part adds to the new process -> exec
+    environment -> Allocation -> Rendezvous -> the command, with the additions of each part to the new process -> exec
 
-`start` is this line. What adds something gives `Additions`: variables, notes, folders. A dry run prints the result.
+`start` runs these steps. A part returns its `Additions`: variables, notes, folders. A dry run prints the result.
 """
 
 import errno
@@ -46,7 +46,7 @@ MOST_RANKS_PER_CORE = 4
 """Ranks that may share a core without a note: on a laptop a few ranks try what a cluster does."""
 
 UNBOUND = {"openmpi": "mpirun --bind-to none", "jsrun": "jsrun --bind rs", "pals": "mpiexec --cpu-bind none"}
-"""What makes a launcher that binds a task to one core, unless told otherwise, leave that out."""
+"""The options by which launchers that bind a task to one core by default do not bind it."""
 
 MOST_NODES_TEXT = 100_000
 """The longest list of nodes that a program gets, in characters; a longer one is left out."""
@@ -54,12 +54,12 @@ MOST_NODES_TEXT = 100_000
 
 @dataclass(frozen=True)
 class Context:
-    """What is known of a launch before its command is made.
+    """The facts about a launch before its command is made.
 
     Attributes:
         options: the user's, with the site's where the user gave none.
-        site: whose profile was used; None without one.
-        of_site: the variables and notes that this gave.
+        site: the site whose profile is used; None without one.
+        of_site: the variables and notes from this profile.
     """
 
     env: Environment
@@ -77,12 +77,12 @@ def start(
     is_single: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Becomes the launch of `program`; returns only where nothing is to be started.
+    """Replaces this process by the launch of `program`; returns only after a dry run.
 
     Args:
-        typed: the command line, for errors and for trainers that start anew.
+        typed: the command line, for errors and for MUSTER_COMMAND.
         is_single: whether it runs in one process, whatever is allocated.
-        check: refuses what this host does not have. Where our own have several processes, the ranks check it together.
+        check: raises MusterError for what this host lacks. Several ranks of our own programs check it themselves.
 
     Raises:
         MusterError: it can't be started here.
@@ -90,15 +90,15 @@ def start(
     env = environment_of(options)
     is_dry = options.dry_run or not env.is_live
     if is_dry:
-        # The command of the launch that is shown. What a script gets stands behind these.
+        # The command as it is shown, without --dry-run and --env-file. A script's own options stand behind these.
         number = options.dry_run + (options.env_file is not None)
         asked = "\0--(dry[-_]run|env[-_]file[=\0][^\0]*)(?=\0|$)"
         typed = re.sub(asked, "", "\0".join(typed), count=number).split("\0")
     else:
         os.getcwd()  # where it was removed, torch would say that a library of its own can't be loaded
-        # A scheduler's early warnings would end this process: they are kept until the one that it becomes is ready to
-        # hear them, which may take a minute; what is held stays held through an exec. SIGTERM is not: before anything
-        # is learnt it may as well end the process.
+        # A scheduler's early warnings would end this process: they are blocked until the new process can handle them,
+        # which may take a minute; a blocked signal stays blocked through an exec. SIGTERM is not blocked: no training
+        # has begun, so it can end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
     context: Context | None = None
     try:
@@ -111,7 +111,7 @@ def start(
             check()
         of_driver = Additions() if is_dry else driver.check(allocation, env, program)
         site = context.site.site if context.site else None
-        # The fabric's library path has the driver's in it.
+        # The fabric's library path contains the driver's.
         of_fabric = fabric.inject(allocation, env, options, program, of_driver.variables, site)
     except MusterError as refusal:
         if not is_dry and (context is None or address.is_open(context.rendezvous, context.allocation)):
@@ -134,7 +134,7 @@ def start(
 
 
 def _tell_agents(refusal: MusterError, context: Context) -> None:
-    """Becomes an agent that tells those of other nodes why this one can't come; returns where nodes may come and go."""
+    """Becomes an agent that tells the others why this node can't come; returns unless a fixed set of agents waits."""
     allocation, options, rendezvous = context.allocation, context.options, context.rendezvous
     if allocation.mode != "agent" or allocation.num_nodes == 1 or torchrun.is_elastic(allocation, options):
         return
@@ -164,10 +164,10 @@ def environment_of(options: LaunchOptions) -> Environment:
 
 
 def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_single: bool = False) -> Context:
-    """Where the process of `env` stands; `typed` is its command, for errors that say how to start it.
+    """Detects the allocation, site and rendezvous of the process of `env`; `typed` is its command, for errors.
 
     Raises:
-        MusterError: that can't be found out, or contradicts itself.
+        MusterError: they can't be detected, or contradict each other.
     """
     if options.spawn is not None:
         if options.nproc_per_node not in (None, str(options.spawn)):
@@ -175,7 +175,7 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
             raise MusterError("two numbers of processes were given", seen=seen, fix="leave --nproc-per-node out")
         options = replace(options, nproc_per_node=str(options.spawn))
     job_id, *given = env.get(LaunchVariable.RANK_VARIABLES, "").split() or [""]
-    # A rank that submitted this job handed on what its own launch had given it. In its own job it is still true.
+    # A rank that submitted this job passed on the variables of its own launch, which are right only in its own job.
     if given and families.find_job(env)[0].job_id not in (None, job_id):
         env = replace(env, variables={name: env[name] for name in env if f"{name}={env[name]}" not in given})
     site = recognise.here(env, options)
@@ -199,7 +199,7 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
         seen, fix = f"{refusal.seen}; {of_site.notes[0]}", f"{refusal.fix}; or --site off"
         raise MusterError(refusal.wrong, seen=seen, fix=fix, code=refusal.code) from None
     if site and options.interface != asked.interface:
-        # The rendezvous takes all options for the user's.
+        # The rendezvous names the option as the source, as if the user had given it.
         rendezvous = replace(rendezvous, sources={**rendezvous.sources, "interface": f"the profile {site.name}"})
     gpus = site.site.nodes.gpus if site else None
     if missing := resources.without_gpus(env, allocation, options, typed, gpus.value if gpus else 0):
@@ -208,7 +208,7 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
 
 
 def plan(context: Context, program: Program, typed: Sequence[str], *more: Additions) -> Launch:
-    """The command and the variables of the new process; `more` is what else is added, as by this node's driver.
+    """The command and the variables of the new process; `more` are further additions, such as the driver's.
 
     Raises:
         MusterError: the program can't be started in this way.
@@ -239,7 +239,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
 
 
 def _command(context: Context, program: Program, port: int) -> tuple[list[str], Additions]:
-    """What starts the ranks of this node, or is the one rank that this process is; and its variables."""
+    """The command that starts this node's ranks, or that this process runs as one rank; and its variables."""
     allocation, options = context.allocation, context.options
     if allocation.mode == "agent" and program.framework == "torch":
         if options.spawn and (program.torchrun or program.kind == "program"):
@@ -248,7 +248,7 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
                 seen=shlex.join([*program.torchrun, *program.agent_words()[:2]]),
                 fix="leave --spawn out",
             )
-        # By torchrun's --run-path a rank runs the program in the interpreter that multiprocessing has started.
+        # With torchrun's --run-path a rank runs the program in the interpreter that multiprocessing has started.
         script = [*(["--run-path"] if options.spawn else []), *program.torchrun, *program.agent_words()]
         argv = torchrun.agent_argv(allocation, context.rendezvous, options, script)
         return argv, Additions(torchrun.agent_variables(allocation, options))
@@ -256,8 +256,8 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
     variables = frameworks.VARIABLES[program.framework](allocation, context.rendezvous, port)
     if program.framework == "torch":
         if not program.is_ours and allocation.scheduler != "slurm":
-            # By it Lightning compares its number of processes with WORLD_SIZE; else it waits for those that nobody
-            # starts. Under Slurm it goes by Slurm's variables, and can put its job back into the queue.
+            # With it Lightning compares its number of processes with WORLD_SIZE; without, it waits for processes that
+            # nobody starts. Under Slurm it uses Slurm's variables, and can put its job back into the queue.
             # Source: https://github.com/Lightning-AI/pytorch-lightning (fabric/plugins/environments/torchelastic.py)
             variables["TORCHELASTIC_RUN_ID"] = context.rendezvous.rdzv_id
         given = [f"{name}={value}" for name, value in variables.items()]
@@ -267,7 +267,7 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
 
 
 def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: Program) -> None:
-    """Refuses what torchrun alone could do, where it starts no ranks."""
+    """Refuses options that need torchrun, where torchrun does not start the ranks."""
     given = {
         "--max-restarts": options.max_restarts,
         "--nnodes": options.nnodes if options.min_nodes is not None else None,
@@ -290,7 +290,7 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
     if (cores := resources.cores(env, allocation.job)) is None:
         return Additions()
     notes: list[str] = []
-    # A launcher may bind an agent, from which its ranks inherit it, to the threads of one core.
+    # A launcher may bind an agent to the threads of one core, which its ranks inherit.
     is_bound = cores == 1 or (allocation.mode == "agent" and cores < num_ranks)
     if is_bound and allocation.job_id is not None and env.is_live:
         has, it = ("one core", "it") if cores == 1 else (f"{cores} cores", "them")
@@ -316,7 +316,7 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
 
 
 def _of_user(context: Context) -> Additions:
-    """What of the user's variables is kept, and what must not be inherited."""
+    """Notes on the user's variables that are kept, and the variables that must not be inherited."""
     env, sources = context.env, context.rendezvous.sources
     notes: list[str] = []
     for source in (sources["master_addr"], sources["master_port"]):
@@ -335,7 +335,7 @@ def _of_user(context: Context) -> Additions:
 
 
 def _notes_on_script(program: Program, allocation: Allocation, env: Environment) -> tuple[str, ...]:
-    """What a script that was made for another launch would do here; nothing of one that reads torchrun's variables."""
+    """Notes on a script that was written for another launcher; none on a script that reads torchrun's variables."""
     if program.kind != "script":
         return ()
     script = Path(program.words[0])
@@ -361,10 +361,10 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
         found = re.match(r"--((nproc.per|nnodes|node.rank|master.addr|master.port|rdzv|standalone)[\w-]*)", word)
         if found and not re.search(re.sub("[-_]", "[-_]", found[1]), text):
             notes.append(f"{name} gets {found[0]}, which stands after it; muster run's options stand before the script")
-    # DeepSpeed's scripts have the option too, and it reads the variable.
+    # DeepSpeed's scripts have the option too, but DeepSpeed reads the variable.
     if (found := re.search(r"--local[_-]rank\b", text)) and not re.search("LOCAL_RANK|deepspeed", text):
         notes.append(f"{name} takes {found[0]}, which no rank is given: let it read LOCAL_RANK, as under torchrun")
-    # So it does under torchrun. Source: https://github.com/huggingface/accelerate (src/accelerate/state.py)
+    # It is the same under torchrun. Source: https://github.com/huggingface/accelerate (src/accelerate/state.py)
     on_cpus = allocation.world_size > 1 and not allocation.gpus_seen and "ACCELERATE_USE_CPU" not in env
     is_told = "cpu=True" in text or any(re.match("--(use[-_])?cpu(=|$)", word) for word in program.words[1:])
     if on_cpus and not is_told and re.search(r"(\bAccelerator|TrainingArguments)\b", text):
@@ -373,9 +373,9 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
 
 
 def for_ours(context: Context, typed: Sequence[str]) -> dict[str, str]:
-    """The variables by which our own programs know the launch and the job.
+    """The variables that describe the launch and the job to our own programs.
 
-    The nodes are by node_rank, as the scheduler calls them: so one that does not come has a name.
+    The nodes have the scheduler's names, in the order of node_rank: so an error can name one that does not come.
     """
     allocation = context.allocation
     nodes = ",".join(allocation.hosts) if allocation.num_nodes > 1 else ""
@@ -395,9 +395,9 @@ def for_ours(context: Context, typed: Sequence[str]) -> dict[str, str]:
 
 
 def debug_settings(env: Mapping[str, str], rdzv_id: str, *, has_gpus: bool) -> Additions:
-    """What `--debug-distributed` sets: the variables by which torch and NCCL tell what they do, unless the user has.
+    """The variables of `--debug-distributed`, by which torch and NCCL log what they do; those that the user set stay.
 
-    What is written to files goes to one folder for all nodes. Sources, of what each does:
+    Files are written to one folder for all nodes. Source of each variable:
         TORCH_DISTRIBUTED_DEBUG, TORCH_CPP_LOG_LEVEL: https://docs.pytorch.org/docs/stable/distributed.html
         TORCH_LOGS: https://docs.pytorch.org/docs/stable/logging.html
         TORCH_NCCL_*: https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html
@@ -405,14 +405,14 @@ def debug_settings(env: Mapping[str, str], rdzv_id: str, *, has_gpus: bool) -> A
         NCCL_DEBUG*: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     folder = Path.cwd() / "runs" / f"debug-{re.sub(r'[^A-Za-z0-9._-]+', '-', rdzv_id).strip('.-')}"
-    # NCCL reads % in the file's name.
+    # NCCL expands % in the file's name.
     logs = f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"
     wanted = {
-        # DETAIL: the ranks compare each collective before it runs, and the first that differs is an error and no hang.
-        # Over gloo DistributedDataParallel crashes with it as it is made (torch 2.10 and 2.15: SIGSEGV, seen by us).
+        # DETAIL: the ranks compare each collective before it runs: the first that differs is an error, not a hang.
+        # Over gloo it crashes DistributedDataParallel's constructor (torch 2.10 and 2.15: SIGSEGV, seen by us).
         "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if has_gpus else "INFO",
         "TORCH_LOGS": "distributed",
-        # With INFO, and DETAIL, every call of a store is a line, and the agents ask theirs each second.
+        # With INFO, and DETAIL, every call of a store is a line, and the agents call theirs every second.
         "TORCH_CPP_LOG_LEVEL": "WARNING",
         # How many collectives the flight recorder keeps of each rank; 2000 by default.
         "TORCH_FR_BUFFER_SIZE": "20000",
@@ -425,18 +425,18 @@ def debug_settings(env: Mapping[str, str], rdzv_id: str, *, has_gpus: bool) -> A
     }
     found = where_unset(wanted, env)
     where = f"--debug-distributed: what NCCL says, and what the flight recorder keeps, goes to {folder}"
-    # NCCL does not make it.
+    # NCCL does not make the folder.
     made = Folder(folder, "--debug-distributed writes files: start in a folder that you may write to")
     return Additions(found.variables, (where, *found.notes), folders=(made,))
 
 
 def _init(env: Environment) -> list[str]:
-    """The words that go before the command where this process is the first of its container.
+    """The words before the command that start it under tini, if this process is the first of its container.
 
-    The kernel keeps signals from such a process that it has no handler for, so that SIGTERM would not end it, and gives
-    it all orphans, which nobody would reap. tini does both: it stays the first, and starts the command. It passes
-    signals on to that alone (no `-g`): the agent tells its ranks, and a trainer that is to write a checkpoint at
-    SIGTERM must not lose its data workers to it.
+    The kernel delivers no signal to the first process that it has no handler for, so that SIGTERM would not end it, and
+    makes all orphans its children, which nobody would reap. tini stays the first process, handles signals and reaps. It
+    passes signals on to the command alone (no `-g`): the agent passes them on to its ranks, and a trainer that writes a
+    checkpoint at SIGTERM must not lose its data workers to the signal.
 
     Source: https://github.com/krallin/tini#why-tini
     """
@@ -444,7 +444,7 @@ def _init(env: Environment) -> list[str]:
 
 
 def execute(launch: Launch, env: Environment) -> NoReturn:
-    """Becomes the new process.
+    """Replaces this process by that of `launch`.
 
     Raises:
         MusterError: the program can't be started.
