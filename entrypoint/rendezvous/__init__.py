@@ -1,1 +1,1 @@
-"""Where the ranks meet: address, port, id and interface; and how they find it out where nothing lists the hosts."""
+"""The rendezvous of the ranks: address, port, id and interface; found by files where nothing lists the hosts."""

@@ -1,4 +1,4 @@
-"""How the ranks find each other where nothing lists the hosts: by files in a folder that all of them see.
+"""The rendezvous by files, for launches without a list of hosts, in a folder that all ranks see.
 
 Each launch has a folder of its own there. Its mode is 0700, so that nobody else can put anything into it:
 
@@ -8,8 +8,8 @@ Each launch has a folder of its own there. Its mode is 0700, so that nobody else
 
 Participant 0 writes `host` with a free port and a new id. Each of the others answers by a file whose name begins with
 that id. When all have answered, participant 0 checks whether they fit together, and adds the result to each answer as a
-second line: go on, or the refusal. What an earlier attempt left behind has another id, and is not believed. Nothing is
-read from the network.
+second line: go on, or the refusal. Files that an earlier attempt left behind have another id, and are ignored. Nothing
+is read from the network.
 """
 
 import contextlib
@@ -54,16 +54,16 @@ T = TypeVar("T", bound=msgspec.Struct)
 class Participant(msgspec.Struct, frozen=True):
     """One process of a launch, as it describes itself to the others.
 
-    It knows its own host and its launcher's counts, and takes the rest for granted: ranks in blocks, as many on each
-    host. Alone it can't see that this is wrong.
+    It knows its own host and its launcher's counts, and assumes the rest: ranks in blocks, as many on each host. Only
+    together with the others can it see that this is wrong.
 
     Attributes:
-        host: its host's name, for a person.
-        machine: the host's identity, which others of the same name don't share.
-        node_rank: the number it takes its host to have.
+        host: its host's name, for messages.
+        machine: the host's identity, which other hosts of the same name don't share.
+        node_rank: its host's number, as it assumes.
         local_rank: its number on that host.
-        tasks_on_node: how many it takes to be there.
-        world: what it takes the launch to be, as an error says it: "2 nodes x 2 ranks".
+        tasks_on_node: the number of participants on that host, as it assumes.
+        world: the launch's size, as it assumes, in an error's words: "2 nodes x 2 ranks".
     """
 
     host: str
@@ -76,16 +76,16 @@ class Participant(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Peers:
-    """The participants of a launch, and which of them this one is.
+    """A launch that meets by files, as this process, one of its participants, knows it.
 
     Attributes:
-        folder: one that all of them see.
+        folder: one that all participants see.
         job: the launch's identity among others in the same folder, as far as that is known.
         number: this participant's, from 0, of `size`.
-        interface: of number 0, the network interface at whose address all shall meet; None leaves it to the routes.
-        participant: this one; or why it can't take part, which all shall know.
+        interface: on number 0, the network interface at whose address all meet; None leaves it to the routes.
+        participant: this one's description of itself; or why it can't take part, which all others get to read.
         is_unique: whether no other launch can have the same `job`.
-        hint: what else may keep the others away, for who waits long; empty without any.
+        hint: a further reason why others may not come, for the message after a long wait; empty without one.
     """
 
     folder: Path
@@ -105,7 +105,7 @@ class Peers:
 
 
 class _Host(msgspec.Struct, frozen=True):
-    """Where all meet, and the id of participant 0's attempt."""
+    """The address and port at which all meet, and the id of participant 0's attempt."""
 
     address: str
     port: int
@@ -113,7 +113,7 @@ class _Host(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """An answer, or its result: to go on where there is no refusal, which has the values of `MusterError.parts`."""
+    """An answer, or its result: go on, unless there is a `refusal`, which has the values of `MusterError.parts`."""
 
     participant: Participant | None = None
     refusal: tuple[str, str, str, int] | None = None
@@ -126,7 +126,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def meet(peers: Peers) -> tuple[str, int]:
-    """An address of participant 0 and a free port there, once all are there.
+    """Waits for all participants; returns an address of participant 0 and a free port there.
 
     Raises:
         MusterError: the folder can't be used or is not this user's alone, some did not come in time, or they
@@ -138,12 +138,12 @@ def meet(peers: Peers) -> tuple[str, int]:
 
 
 def machine() -> str:
-    """This host's identity: fresh containers share names, and hosts of one kernel share its id."""
+    """This host's identity: new containers may share a name, and containers on one kernel share its boot id."""
     return f"{socket.gethostname()} {text_of(Path('/proc/sys/kernel/random/boot_id')).strip()}"
 
 
 def check(participants: Mapping[int, Participant]) -> None:
-    """Returns if the participants, by number, describe one launch.
+    """Checks that the participants, by number, describe one launch.
 
     Raises:
         MusterError: two of them contradict each other; the error names both.
@@ -175,7 +175,7 @@ def check(participants: Mapping[int, Participant]) -> None:
 
 
 def _gather(peers: Peers) -> tuple[str, int]:
-    """Participant 0: waits for the others' answers, and publishes the result."""
+    """Waits, as participant 0, for the others' answers, and publishes the result."""
     with contextlib.suppress(FileExistsError):
         peers.path.mkdir(0o700)
     with _opened(peers.path) as folder:
@@ -186,14 +186,14 @@ def _gather(peers: Peers) -> tuple[str, int]:
             check(_participants(folder, peers, host))
             _publish(folder, host, _Line())
         except MusterError as refusal:
-            # Where another launch has written over the file, the others go there, and read the refusal there.
+            # If another launch has written over the file, the others answer that one, and get its refusal.
             if _read(folder, "host", _Host) == host:
                 _publish(folder, host, _Line(refusal=tuple(refusal.parts.values())))
             raise
         finally:
             is_mine = _read(folder, "host", _Host) == host
             for name in os.listdir(folder):
-                # What is not of this attempt is another launch's, or left over.
+                # Other attempts' files are left over if `host` is still this one's, else another launch's.
                 if is_mine or name.startswith(host.id):
                     _remove(folder, name)
             with contextlib.suppress(OSError):
@@ -205,8 +205,8 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
     """All participants, by number.
 
     Raises:
-        MusterError: some did not come in time, one can't take part, or two launches meet here. Before it is raised the
-            others had time to come, so that they can read it too.
+        MusterError: some did not come in time, one can't take part, or two launches meet here. It is raised only after
+            the others had time to come, so that they can read it too.
     """
     answers: dict[str, tuple[int, Participant | MusterError]] = {"": (0, peers.participant)}
     last_came = time.monotonic()
@@ -228,7 +228,7 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
             deadline = min(deadline, now + network.REFUSED_TIMEOUT_S)
         if refusals and (len(answers) >= size or now >= deadline):
             raise refusals[0]
-        # Those who came may be another launch's: then this one's are on their way.
+        # Those that came may be another launch's: then this launch's are still to come.
         if len(answers) >= size and (peers.is_unique or now - last_came >= CONFLICT_S):
             return participants
         if len(answers) < size and now >= deadline:
@@ -244,7 +244,7 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
 
 
 def _publish(folder: int, host: _Host, result: _Line) -> None:
-    """Adds the result to all answers, and gives the others time to read it: they remove theirs then."""
+    """Adds the result to all answers; waits until the others have read and removed them, READ_TIMEOUT_S at most."""
     names = {name for name, number in _answers(folder, host).items() if number > 0}
     for name in names:
         with contextlib.suppress(OSError):
@@ -255,10 +255,10 @@ def _publish(folder: int, host: _Host, result: _Line) -> None:
 
 
 def _join(peers: Peers) -> tuple[str, int]:
-    """Every other participant: answers participant 0, and waits for the result."""
+    """Answers participant 0, as any other participant, and waits for the result."""
     deadline = time.monotonic() + peers.timeout_s
     last = "the file did not appear"
-    # A --rendezvous-dir that is not there is a mistake, and not waited for.
+    # A --rendezvous-dir that does not exist is a mistake: it is an error at once.
     peers.folder.stat()
     line = f"{socket.gethostname()} waits for the others by {peers.path}, {peers.timeout_s} s at most; {peers.hint}"
     with notify_if_slow(one_line(line.rstrip("; ")), after_s=NOTICE_AFTER_S):
@@ -274,10 +274,10 @@ def _join(peers: Peers) -> tuple[str, int]:
 
 
 def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
-    """Answers; whether all are there then. Not so where participant 0 does not answer, or another one takes its place.
+    """Answers `host`; returns whether its result is to go on: False if it gives none, or another one takes its place.
 
     Raises:
-        MusterError: they can't become a world.
+        MusterError: the result is a refusal.
     """
     one = peers.participant
     answer = _Line(one) if isinstance(one, Participant) else _Line(refusal=tuple(one.parts.values()))
@@ -285,7 +285,7 @@ def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
     try:
         _write(folder, name, answer)
         for _ in _polls(deadline):
-            # NFS shows a file that is opened anew as it is now, but new files in a folder only some time later.
+            # NFS shows the present content of a file that is opened again, but new files of a folder only later.
             result = _read(folder, name, _Line, line=1)
             if result and result.error:
                 raise result.error
@@ -321,13 +321,13 @@ def _polls(deadline: float) -> Iterator[None]:
 
 
 def exit_on_terminate() -> None:
-    """From now on SIGTERM ends this process as an exception does: mpirun sends it when another rank has failed."""
+    """Makes SIGTERM raise SystemExit, so that files are removed: mpirun sends it when another rank has failed."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Generator[int]:
-    """A descriptor of the launch's folder. Nobody else can have put anything into it.
+    """A descriptor of the launch's folder, into which no other user can have put anything.
 
     Raises:
         MusterError: others own it, or may write there.
@@ -355,16 +355,16 @@ def _answers(folder: int, host: _Host) -> dict[str, int]:
 
 
 def _read(folder: int, name: str, kind: type[T], line: int = 0) -> T | None:
-    """What a line of a file says; None where it is not there, not whole, or something else."""
+    """The content of a line of a file; None if it is missing, incomplete, or not of this `kind`."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    except OSError:  # not there, a link, no file; or replaced by another host a moment ago, as NFS says
+    except OSError:  # missing, a link, no file; or just replaced by another host, as NFS reports it
         return None
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             return None
-        # What follows the last end of a line is still being written.
+        # The text after the last line feed is still being written.
         return msgspec.json.decode(os.read(file, MAX_BYTES).split(b"\n")[:-1][line], type=kind)
     except (IndexError, msgspec.MsgspecError, RecursionError):
         return None
@@ -373,7 +373,7 @@ def _read(folder: int, name: str, kind: type[T], line: int = 0) -> T | None:
 
 
 def _write(folder: int, name: str, content: msgspec.Struct, mode: int = os.O_CREAT | os.O_EXCL) -> None:
-    """Writes a new file, or appends to one: a line, which is whole when it has its end."""
+    """Writes one line to a new file, or appends it to one; a line is complete when it has its line feed."""
     number = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | mode, 0o600, dir_fd=folder)
     with open(number, "wb", buffering=0) as file:
         file.write(msgspec.json.encode(content) + b"\n")
