@@ -19,7 +19,7 @@ from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import network
 from muster.errors import MusterError
 
-# Above Linux's ephemeral range (32768-60999): the kernel never hands these ports to a client that happens to be there.
+# Above Linux's ephemeral range (32768-60999): the kernel never gives these ports to outgoing connections.
 FIRST_PORT, NUM_PORTS = 61000, 4536
 
 ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
@@ -33,9 +33,9 @@ class Rendezvous:
     Attributes:
         master_addr: name or address of node rank 0; on one node the loopback address. None where nothing names it: the
             ranks then find each other by files (file.py beside this), and `by_file` completes this.
-        master_port: None where it is picked at the start (one node, nothing asked for).
+        master_port: None where it is picked at the start (one node, nothing asked for), or by `by_file`.
         rdzv_id: the job's id and attempt, so that no start meets the leftovers of an earlier one.
-        interface: this host's network interface towards the others; None where only the host itself knows it.
+        interface: this host's network interface towards the others; None where it is unknown, as in a recording.
         local_addr: this host's address on it; None on one node.
     """
 
@@ -48,7 +48,7 @@ class Rendezvous:
 
     @property
     def address(self) -> str:
-        """`master_addr`, or a word in its place where it is not known yet."""
+        """`master_addr`, or a placeholder while it is unknown."""
         return self.master_addr or "ADDRESS-BY-FILE"
 
 
@@ -62,10 +62,10 @@ def port_of(job_id: str, attempt: int, step: int) -> int:
 
 
 def meet(allocation: Allocation, env: Environment, options: LaunchOptions) -> Rendezvous:
-    """The rendezvous of `allocation`. For the live environment names are resolved and routes looked up.
+    """The rendezvous of `allocation`. In the live environment, names are resolved and routes are looked up.
 
     Raises:
-        MusterError: several nodes by hand and no address of node rank 0, or its name leads nowhere.
+        MusterError: the address or port of node rank 0 is missing, invalid or contradictory, or does not resolve.
     """
     address, address_source = _address(allocation, env, options)
     port, port_source = _port(allocation, env, options)
@@ -88,12 +88,12 @@ def by_file(rendezvous: Rendezvous, allocation: Allocation, env: Environment, op
     """`rendezvous` with the address and port that the ranks agree on by a file in a folder they share.
 
     Raises:
-        MusterError: they can't, not all came in time, or they are not what each takes the others to be.
+        MusterError: the folder can't be used, not all came in time, or they contradict each other.
     """
     from muster.entrypoint.rendezvous import file as rendezvous_file
 
     is_worker = allocation.mode == "worker"
-    # What an agent starts on its node may differ from node to node.
+    # The number of ranks that an agent starts may differ from node to node.
     count = f" x {allocation.nproc_per_node} ranks" if is_worker else ", a process on each"
     participant = rendezvous_file.Participant(
         host=socket.gethostname(),
@@ -132,9 +132,9 @@ def by_file(rendezvous: Rendezvous, allocation: Allocation, env: Environment, op
 
 
 def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -> None:
-    """Publishes to the others of this launch why this process can't take part, where they would wait for it.
+    """Publishes why this process can't take part, where the others of its launch would wait for it.
 
-    mpirun ends all when one ends with an error. Hydra does so only once they have called MPI, and Flux not at all.
+    mpirun ends all ranks when one ends with an error; Hydra does so only once they have called MPI, Flux not at all.
     """
     is_flux = "FLUX_TASK_RANK" in env
     names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE") if is_flux else (mpi.HYDRA.rank, mpi.HYDRA.size)
@@ -150,15 +150,15 @@ def refuse_all(refusal: MusterError, env: Environment, options: LaunchOptions) -
     timeout_s = min(network.REFUSED_TIMEOUT_S, options.rdzv_timeout)
     peers = rendezvous_file.Peers(Path(options.rendezvous_dir), launch, rank, size, timeout_s, refusal)
     rendezvous_file.exit_on_terminate()
-    # Whatever comes of it: this process ends with the refusal itself.
+    # An error here is ignored: this process ends with the refusal itself.
     with contextlib.suppress(MusterError):
         rendezvous_file.meet(peers)
 
 
 def _hydra_launch(env: Environment) -> str:
-    """The identity of this launch of mpiexec among others at the same time; empty where it can't be seen.
+    """The identity of this launch of mpiexec among others at the same time; empty where it is unknown.
 
-    Intel MPI tells it by a variable. In MPICH the proxy that starts a host's ranks gets where mpiexec listens:
+    Intel MPI sets a variable. In MPICH the proxy that starts a host's ranks gets the address at which mpiexec listens:
 
         hydra_pmi_proxy --control-port node01:41525 --rmk user --launcher ssh ... --proxy-id 1
     """
@@ -171,19 +171,19 @@ def _hydra_launch(env: Environment) -> str:
 
 
 def is_open(rendezvous: Rendezvous, allocation: Allocation) -> bool:
-    """Whether several processes are to meet, and where is left to `by_file`."""
+    """Whether several processes have to meet, and their address or port has to come from `by_file`."""
     several = allocation.num_nodes > 1 or allocation.tasks_on_node > 1
     return several and (rendezvous.master_addr is None or rendezvous.master_port is None)
 
 
 def _on_this_host(rendezvous: Rendezvous, allocation: Allocation, options: LaunchOptions) -> Rendezvous:
-    """`rendezvous` as this host reaches it: with its interface, and with an own name that resolves."""
+    """`rendezvous` with this host's interface and address, and on the master with a master address that resolves."""
     if options.interface:
         interface, source = options.interface, "--interface"
     elif allocation.num_nodes == 1:
         interface, source = network.LOOPBACK, "one node"
     else:
-        # The others are reached by the names by which the master is: a suffix may lead to another network.
+        # The others' names need the master's suffix, which may lead to another network.
         hosts = tuple(with_suffix(host, options.address_suffix) for host in allocation.hosts)
         rendezvous, interface = _route(rendezvous, allocation, hosts)
         source = "the route to the master" if allocation.node_rank else "the way that the others come in by"
@@ -195,7 +195,7 @@ def _route(rendezvous: Rendezvous, allocation: Allocation, hosts: tuple[str, ...
     name, source = rendezvous.master_addr or "", rendezvous.sources["master_addr"]
     if allocation.node_rank:
         master = network.resolve(name, source)
-        # "localhost" itself is no mistake: several nodes by hand on one machine is how one tries a launch out.
+        # "localhost" itself is no mistake: a launch of several nodes can be tried out by hand on one machine.
         if network.is_loopback(master) and name not in ("localhost", master):
             raise MusterError(
                 f"the master, {name}, resolves to the loopback address {master} on another node",
@@ -204,15 +204,15 @@ def _route(rendezvous: Rendezvous, allocation: Allocation, hosts: tuple[str, ...
             )
         return rendezvous, network.fabric_interface((master,))
     others: tuple[str, ...] = ()
-    # The next host's name only tells the way by which the others come in: else the default route tells it.
+    # The next host's name only serves to find the interface towards the others; without it, the default route does.
     with contextlib.suppress(MusterError):
         others = tuple(network.resolve(host, f"host {host}") for host in hosts[1:2])
     try:
-        # Its own name leads to the interface that the others come in by, unless it is a loopback address here: then
-        # only the way to the next host tells.
+        # The master's own name leads to the interface towards the others, unless it is a loopback address here: then
+        # the route to the next host does.
         return rendezvous, network.fabric_interface((network.resolve(name, source), *others))
     except MusterError:
-        # Its own name need not resolve on the master; its own address does.
+        # The master's own name may not resolve on the master: its address is used instead.
         interface = network.fabric_interface(others)
         if (own := network.address_of(interface)) is None:
             raise
@@ -247,10 +247,10 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
 
 
 def _checked(name: str, value: str, allocation: Allocation, env: Environment) -> str:
-    """`value`, the address of node rank 0 as the option or variable `name` says it.
+    """Checks and returns `value`, the address of node rank 0 that the option or variable `name` gives.
 
     Raises:
-        MusterError: it is none, or leads each of several hosts to itself, so that they would wait for each other.
+        MusterError: it is no address, the loopback address of each of several hosts, or that of another node.
     """
     is_option = name.startswith("--")
     fix = f"{name} HOST, a name or an address of node rank 0; a port by --master-port" if is_option else f"unset {name}"
@@ -258,14 +258,14 @@ def _checked(name: str, value: str, allocation: Allocation, env: Environment) ->
     # An address may have a zone: fe80::1%eth0. One colon alone is HOST:PORT.
     if not re.fullmatch(r"[\w:][\w.:%-]{0,254}", value) or value.count(":") == 1:
         raise MusterError(f"{name} is no host name or address", seen=seen, fix=fix)
-    # By hand several nodes are tried out on one machine. Older PyTorchJobs tell the master's pod so.
+    # Several nodes by hand may be on one machine. Older PyTorchJobs give the master's pod such an address.
     is_meant = allocation.launcher == "manual" or (allocation.launcher == "kubernetes" and allocation.node_rank == 0)
     is_loopback = re.fullmatch(r"localhost(\..*)?|127\.[0-9.]+|0\.0\.0\.0|::1?", value) is not None
     if allocation.num_nodes > 1 and is_loopback and not is_meant:
         wrong = f"{name} is each node's own address, and {allocation.num_nodes} nodes can't meet there"
         raise MusterError(wrong, seen=seen, fix=fix)
-    # $(hostname) in each task, or the job's first node in a step without it. By hand the user numbers the nodes, and a
-    # $SLURM_NODEID that the job's script has read makes each of them node rank 0.
+    # Such as $(hostname) in each task, or the job's first node in a step without that node. By hand the user numbers
+    # the nodes, and a $SLURM_NODEID that already the job script has expanded makes each of them node rank 0.
     hosts, first = allocation.job.hosts, allocation.hosts[0] if allocation.hosts else value
     if allocation.launcher == "manual":
         seen, fix = f"{allocation.sources['node_rank']} {seen}", f"--node-rank 0 on {value} alone; or {fix}"
@@ -301,7 +301,7 @@ def _port(allocation: Allocation, env: Environment, options: LaunchOptions) -> t
     if allocation.num_nodes == 1 and allocation.mode != "worker":
         return None, "picked at the start"
     if allocation.job_id is None:
-        # A pod has all ports to itself: where a list names the first one, the others need no folder that they share.
+        # A pod has all ports to itself: if a list names the first pod, the default port will do, without a folder.
         is_listed_pod = allocation.launcher == "kubernetes" and bool(allocation.hosts)
         is_given = options.master_addr or any(map(env.get, ADDRESSES))
         if allocation.launcher == "manual" or is_listed_pod or is_given:

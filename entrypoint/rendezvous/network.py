@@ -1,4 +1,4 @@
-"""Addresses and interfaces of this host, towards the others. No packet is sent: the routing table is asked."""
+"""Addresses, interfaces and ports of this host. For a route, the routing table is asked, and no packet is sent."""
 
 import errno
 import socket
@@ -16,19 +16,19 @@ T = TypeVar("T")
 
 RESOLVE_TIMEOUT_S = 10.0
 REFUSED_TIMEOUT_S = 30.0
-"""After a process said that it can't take part in a launch: how long the others have to come and hear why."""
+"""Seconds that the others have to come and read why a process can't take part in their launch."""
 LOOPBACK = "lo"
-# An address that documents use (RFC 5737): outside of every cluster, so its route is the default one.
+# An address reserved for documentation (RFC 5737): outside of every cluster, so its route is the default one.
 _ELSEWHERE = "192.0.2.1"
 
 FIX_NAME = "--master-addr ADDRESS, with an address or name of node rank 0 that this host can resolve"
 
 
 def within(timeout_s: float, ask: Callable[[], T]) -> T:
-    """What `ask` returns, or raises; it runs in a daemon thread, which is left behind where it takes longer.
+    """Calls `ask` in a daemon thread; returns its result, or raises its exception.
 
     Raises:
-        TimeoutError: it does.
+        TimeoutError: it took longer than `timeout_s`; the thread goes on.
     """
     answer: Future[T] = Future()
 
@@ -43,7 +43,7 @@ def within(timeout_s: float, ask: Callable[[], T]) -> T:
 
 
 def resolve(host: str, seen: str) -> str:
-    """The address that `host` has from here, IPv4 where it has both.
+    """The address to which `host` resolves here, IPv4 where it has both; `seen` is for the error.
 
     Raises:
         MusterError: it has none, or the answer takes longer than RESOLVE_TIMEOUT_S.
@@ -54,7 +54,7 @@ def resolve(host: str, seen: str) -> str:
         # AF_INET sorts before AF_INET6.
         return str(min(found, key=lambda entry: entry[0])[4][0])
     except (OSError, UnicodeError) as caught:
-        reason = str(caught) or f"no answer within {RESOLVE_TIMEOUT_S:.0f} s"  # TimeoutError has no words
+        reason = str(caught) or f"no answer within {RESOLVE_TIMEOUT_S:.0f} s"  # a TimeoutError has no message
     raise MusterError(
         f"the name of the master, {host}, does not resolve on {socket.gethostname()}: {reason}", seen=seen, fix=FIX_NAME
     )
@@ -83,10 +83,10 @@ def own_address(interface: str | None) -> str:
 
 
 def fabric_interface(targets: tuple[str, ...]) -> str | None:
-    """The interface that leads to the first of the addresses `targets` which is not this host over loopback.
+    """The interface to the first of the addresses `targets` that is not reached by loopback, else of the default route.
 
     The master's own name may resolve to a loopback address on the master (Debian writes 127.0.1.1 into /etc/hosts),
-    which says nothing about the way to the others: then another host's address, or the default route, tells.
+    which says nothing about the route to the others. None if all lead over loopback.
     """
     for address in (*targets, _ELSEWHERE):
         if not is_loopback(address):
@@ -98,7 +98,7 @@ def fabric_interface(targets: tuple[str, ...]) -> str | None:
 
 
 def check_port_free(port: int, source: str) -> None:
-    """Returns if `port` can be listened on here.
+    """Checks that this host can listen on `port`; `source` says where the port comes from.
 
     Raises:
         MusterError: it can't.
