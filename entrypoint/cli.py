@@ -46,10 +46,10 @@ SETTINGS: dict[str, Any] = {
     "token_normalize_func": methodcaller("replace", "_", "-"),
     "help_option_names": ["-h", "--help"],
 }
-# Of commands with dozens of options.
+# Settings of commands with dozens of options.
 DETAILED: dict[str, Any] = {**SETTINGS, "help_option_names": list(HELP_NAMES)}
 
-# Checks wait for a missing node for less long than a training does.
+# Checks wait less long for a missing node than a training does.
 CHECK_RDZV_TIMEOUT_S = 120
 
 EXAMPLES = {
@@ -79,7 +79,7 @@ EXAMPLES = {
     "env": 'eval "$(muster env)"\ndocker run $(muster env --docker-args) muster train ddp',
 }
 
-# typer carries its command-line parser inside; the class of its usage errors is reached by one that it exports.
+# typer bundles its command-line parser; the class of its usage errors is only reached by a subclass that it exports.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
@@ -88,7 +88,7 @@ def train() -> None:
     argv = typed = normalise(sys.argv[1:])
     strategy, plain = next(iter(typed), ""), None
     if strategy in STRATEGIES:
-        # A file that is not here may be on other nodes: each process says that it is not.
+        # A file that is missing here may exist on other nodes: so each process reports that it is missing.
         refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
         with interruption.command(f"train {strategy}", "--debug" in typed), refused:
             argv = with_file(typed)
@@ -101,7 +101,7 @@ def train() -> None:
 
 
 def _train(strategy: str, options: LaunchOptions, training: Options, _: ConfigFile) -> None:
-    """Becomes the launch of a training."""
+    """Replaces this process by the launch of a training."""
     with _refused_alike():
         check_combination(strategy, training)
     program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
@@ -126,12 +126,12 @@ def _trainings(act: Callable[[str, LaunchOptions, Options, ConfigFile], None] = 
 
 
 def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callable[..., Any]:
-    """As `app.command`, for a command whose options are too many for one screen: see muster/help.py."""
+    """The decorator `app.command` for a command with more options than fit on one screen: see muster/help.py."""
     return app.command(name, cls=Command, help=text, epilog=EXAMPLES.get(name), context_settings=DETAILED | settings)
 
 
 def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
-    """Ends this process as the command `words` would end itself, if it is one of ours that can't be parsed.
+    """Checks the command `words` of a job; ends this process if it is one of ours and has a usage error.
 
     Raises:
         MusterError: it would do nothing in a job of `num_nodes` at `site`, or can't run in one.
@@ -141,14 +141,14 @@ def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
 
     def check(strategy: str, launch: LaunchOptions, training: Options, _: ConfigFile) -> None:
         _check_nodes(launch, words, site, num_nodes)
-        # The arguments of a job come after these: --data may be among them.
+        # The arguments of the job script are added after these: --data may be among them.
         is_open = training.data == Options.data
         if is_here:
             check_combination(strategy, replace(training, data="synthetic") if is_open else training)
 
     if words[0] not in ("train", "muster") or typed[:1] in (["export"], ["pack"], ["selftest"]):
         return
-    # What follows `muster run` may be a script's.
+    # Options after `muster run` may be a script's.
     if not typed or {*HELP_NAMES, "--version"} & set(typed[:2] if typed[0] == "run" else typed):
         fix = f"{shlex.join(words)}, without a job" if typed else "train ddp, or another strategy"
         raise MusterError("a job of this command would do nothing", seen=shlex.join(words), fix=fix)
@@ -157,9 +157,9 @@ def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
         return
     app = _commands()
     for each in app.registered_commands:
-        callback: Any = each.callback  # what is parsed starts nothing
+        callback: Any = each.callback  # commands are parsed, but not run
         each.callback = wraps(callback)(lambda **_: None)  # pyright: ignore
-    # The script of `muster run` may be among the arguments of a job, which come after these.
+    # The script of `muster run` may be among the arguments of the job script, which are added after these.
     of_run = from_argv(words[2:], *RUN, rest=[]) if typed[0] == "run" else None
     if of_run:
         _check_nodes(of_run[2].decided(of_run[0]), words, site, num_nodes)
@@ -168,7 +168,7 @@ def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
 
 
 def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, num_nodes: int) -> None:
-    """Refuses options of a launch that would be refused on the nodes of the job `words` is for."""
+    """Refuses launch options of the command `words` that the nodes of its job would refuse."""
     low, high = launch.min_nodes, launch.num_nodes
     is_fewer = low is not None and high is not None and low <= num_nodes < high
     if high not in (None, num_nodes) and not is_fewer:
@@ -186,7 +186,7 @@ def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, num_nod
 
 
 def _is_here(config: str | None) -> bool:
-    """False where a job names a file of options that is, at best, on its nodes."""
+    """Whether the file of options `config` is on this host, or none is given; a job's may be on its nodes alone."""
     return config is None or os.path.exists(os.path.expanduser(config))
 
 
@@ -225,9 +225,9 @@ def _report(
 
 
 def _become(module: str, *arguments: str) -> None:
-    """Turns this process into `python -m module`, ours, whatever lies in the working directory."""
+    """Replaces this process by `python -m module` of ours; no file in the working directory can take its place."""
     if module.startswith("muster.train"):
-        os.getcwd()  # where there is none, loading torch ends the process with a line that tells nobody why
+        os.getcwd()  # raises an error if the directory is gone, for which torch would print an unclear message
     interruption.hold()
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
 
@@ -250,7 +250,7 @@ def muster() -> None:
 
 
 def _commands() -> typer.Typer:
-    """What `muster` has."""
+    """The app with the commands of `muster`."""
     from muster.entrypoint.fabric import commands as fabric_commands
     from muster.entrypoint.sites import commands as site_commands
 
@@ -317,12 +317,12 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
 
 
 def _check_program(program: Program) -> None:
-    """Raises MusterError where this host can't start `program`: there is none, or it is of another kind."""
+    """Raises MusterError where this host can't start `program`: it does not exist, or is of another kind."""
     path = program.words[0]
     if program.kind == "module":
         _check_is_module(path)
     elif program.kind == "script":
-        # os.path's answer is no where this user may not look; Path's is an OSError.
+        # Where this user may not look, os.path.isdir returns False, and Path.is_dir raises an OSError.
         is_folder = os.path.isdir(path)
         script = os.path.join(path, "__main__.py") if is_folder else path  # what python runs of a folder
         if not os.path.isfile(script):
@@ -357,7 +357,7 @@ def _check_is_module(name: str) -> None:
 
 
 def _start_check(name: str, options: LaunchOptions, checks: DoctorOptions | BenchOptions) -> None:
-    """Starts a program of muster/check, as a training would be."""
+    """Starts doctor or bench (muster/check) on the ranks, as a training is started."""
     if not any(word.startswith(("--rdzv-timeout", "--rdzv_timeout")) for word in sys.argv):
         options = replace(options, rdzv_timeout=CHECK_RDZV_TIMEOUT_S)
     program = Program("module", ("muster.check", name, *to_argv(checks)), is_ours=True)
@@ -369,7 +369,7 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
     if wanted.record is not None:
         from muster.entrypoint import recording
 
-        # Before detection, which may fail: such environments above all are recorded.
+        # Before detection, which may fail: above all environments in which it fails are recorded.
         recording.save(env, Path(wanted.record))
         print(one_line(f"written: {wanted.record}; muster detect --env-file reads it"), file=sys.stderr)
         return
@@ -432,16 +432,16 @@ def _version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, f
 
 
 def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | None = None) -> None:
-    """Runs the command and exits with its code: 0, or 2 with three lines on stderr, which show it as it was `typed`."""
+    """Runs the command `argv`; an error ends this process with three lines on stderr, which show it as `typed`."""
     if argv[:1] == ["--version"]:
         with interruption.command(f"{name} --version"):
             print(f"{name} {installed('muster') or 'of unknown version'}")
         return
     asked = [command for command in app.registered_commands if command.name == next(iter(argv), None)]
     if asked:
-        # Of the commands typer makes all options at once: those of the others would be a fifth of the launch.
+        # typer builds the options of all commands at once: those of the others would take a fifth of the launch's time.
         app.registered_commands, app.registered_groups = asked, []
-        app.callback()(lambda: None)  # else a command that is alone would have no name
+        app.callback()(lambda: None)  # without a callback, typer drops the name of a single command
     parser = typer.main.get_command(app)
     # What follows -- is another command's.
     is_debugged = "--debug" in takewhile(lambda word: word != "--", argv)
@@ -457,13 +457,13 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
             if str(error):
                 with _refused_alike():
                     raise _usage(error, [name, *(argv if typed is None else typed)], path) from None
-            # Without a message it was the command alone, and its help has been shown.
+            # Without a message the command was given alone, and its help has been shown.
             sys.exit(2)
 
 
 @contextmanager
 def _refused_alike() -> Generator[None]:
-    """Where all processes of a launch refuse the same command line, only rank 0 says why."""
+    """A context in which all processes of a launch refuse the same command line, and only rank 0 prints the error."""
     try:
         yield
     except MusterError as error:
@@ -480,7 +480,7 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
 
     asked, parameter = getattr(error, "option_name", None), getattr(error, "param", None)
     if asked is not None and context:
-        # Of -epochs the parser knows -e alone, as one of several letters.
+        # The parser takes -epochs for several options of one letter, and names only -e.
         whole = next((word for word in typed if len(asked) == 2 and re.match(rf"-\w*{asked[1]}\w", word)), asked)
         fix = hints.of_option(whole.partition("=")[0], context.command.params, path, typed)
         return MusterError(error.message.replace(asked, whole), seen=shlex.join(typed), fix=fix)
@@ -494,7 +494,7 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
         wrong = f"no script is left: {typed[-1]} was taken for the value of {typed[-2]}"
         fix = f"{path} {typed[-2]} VALUE {shlex.quote(typed[-1])}"
     if path == "muster" and {"train", *STRATEGIES} & set(typed[1:2]):
-        # As in `docker run muster train ddp`, where it is the image.
+        # As in `docker run muster train ddp`, where `muster` is the image.
         fix = shlex.join(["train", *typed[2 if typed[1] == "train" else 1 :]])
     if path == "train" and typed[1].lower() in STRATEGIES:
         fix = shlex.join(["train", typed[1].lower(), *typed[2:]])
