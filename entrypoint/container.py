@@ -1,6 +1,6 @@
-"""What to pass into a container so that a job's variables, and the files that they name, are there: as its options.
+"""The options of a container engine that pass a job's variables, and the files that they name, into a container.
 
-Docker and podman take a value from their own environment where only the name is given. Apptainer wants values.
+Docker and podman take a value from their own environment where only the name is given. Apptainer needs values.
 """
 
 import os
@@ -16,39 +16,39 @@ from muster.entrypoint.detect.allocation import NO_SCHEDULER, Job
 from muster.entrypoint.environment import NAME, Environment
 from muster.errors import MusterError
 
-# Of users and of our own job scripts, beside those of the families. TMPDIR is not among them: it names a folder of the
-# host (see _present).
+# Variables of users and of our own job scripts, beside those of the families. TMPDIR is not among them: it names a
+# folder of the host (see _present).
 _USERS = (
     "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK",
     "MUSTER_ADDRESS_SUFFIX", "MUSTER_INTERFACE", "TORCHELASTIC_RUN_ID", "MUSTER_ATTEMPT", "MUSTER_GRACE_S",
     "MUSTER_JOB_END_TIME", "MUSTER_JOB_START_TIME", "MUSTER_RANK_VARIABLES",
 )  # fmt: skip
-# What else goes along: the user's program may read it, and settings for communication are the user's.
+# Prefixes of further variables to pass: the user's program may read them, or they set communication.
 _PREFIXES = ("MUSTER_", "NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MASTER_", "TORCHELASTIC_")
-# None of these alone makes an environment that of a job.
+# Variables that do not show by themselves that an environment is that of a job.
 _NO_JOB = re.compile(r"(MUSTER|NCCL|TORCH_NCCL|GLOO|OMP|MASTER)_\w+|CUDA_VISIBLE_DEVICES|KUBERNETES_SERVICE_HOST|PE")
 
-# A word of these is one word to a shell, wherever it stands: between brackets too, as the nodes of Slurm are written.
+# A path of these characters alone is one word for a shell without quotes. Slurm writes its nodes with brackets.
 _PLAIN_PATH = re.compile(r"[\w@%+=./\[\]-]+", re.ASCII)
 
 
 class ContainerOptions(NamedTuple):
-    """A container engine's options, as a shell has to be given them, and a line for each thing to be known of them."""
+    """A container engine's options, written for a shell, and notes for the user."""
 
     words: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 def names() -> frozenset[str]:
-    """All variables that detection reads and that our trainers are told."""
+    """The names of all variables that detection or our trainers read."""
     return frozenset(families.names("VARIABLES")).union(_USERS)
 
 
 def docker(env: Environment) -> ContainerOptions:
     """The options by which docker or podman passes the job in `env`: names without values, files, the host's network.
 
-    What a launcher sets for its tasks may not be there yet, in a job script that says `srun docker run $(...)`: all
-    names that tasks may have are among them, and docker leaves out those that are not set.
+    The variables that a launcher sets for its tasks are not set yet in a job script with `srun docker run $(...)`: so
+    all names that tasks may have are included, and docker leaves out those that are not set.
 
     Raises:
         MusterError: a file has a name that can't be passed.
@@ -62,7 +62,7 @@ def docker(env: Environment) -> ContainerOptions:
         if not _PLAIN_PATH.fullmatch(path):
             raise _unusable("docker's --volume takes no colons, and a line of options no blanks or quotes", path)
         words += ["--volume", f"{path}:{path}:ro"]
-    # The job's lists know this host by its own name, which comes with its network.
+    # The job's host lists have this host's own name, which the container gets with the host's network.
     words += ["--network" if job.num_nodes != 1 else "--uts", "host"]
     if not is_job:
         notes.append("no variables of a job are here: the names of all that could be; files and nodes are not known")
@@ -78,8 +78,8 @@ def apptainer(env: Environment) -> ContainerOptions:
         MusterError: a file has a name that can't be passed.
     """
     present, notes = _present(env)
-    # Inside the container a shell reads the value again, unless --no-eval is given: there is no writing that would be
-    # right for both.
+    # Inside the container a shell evaluates the value again, unless --no-eval is given: no way of quoting is right for
+    # both.
     evaluated = [name for name in present if re.search(r"[$`\\]", env[name]) or not env[name].isprintable()]
     words = [word for name in present if name not in evaluated for word in ("--env", assignment(name, env[name]))]
     for path in _files(env):
@@ -96,9 +96,9 @@ def apptainer(env: Environment) -> ContainerOptions:
 
 
 def assignment(name: str, value: str) -> str:
-    """NAME=VALUE as a word that Apptainer reads as that, not quoted for a shell.
+    """NAME=VALUE, written so that Apptainer reads just this; not quoted for a shell.
 
-    It takes off double quotes at both ends; where there is more than one equals sign, it reads a line of CSV.
+    Apptainer removes double quotes at both ends; text with more than one equals sign it reads as a line of CSV.
 
     Source: https://github.com/spf13/pflag/blob/master/string_to_string.go
     """
@@ -107,7 +107,7 @@ def assignment(name: str, value: str) -> str:
     if not is_csv and not value.endswith('"'):
         return pair
     field = '"' + pair.replace('"', '""') + '"'
-    # The second one changes nothing, but makes it a line of CSV where the quotes would be lost otherwise.
+    # The repetition changes nothing, but makes the text a line of CSV: otherwise the quotes would be lost.
     return field if is_csv else f"{field},{field}"
 
 
@@ -126,7 +126,7 @@ def _present(env: Environment) -> tuple[list[str], list[str]]:
     known, prefixes = names(), (*families.names("PREFIXES"), *_PREFIXES)
     # Other names than a shell's have no place on a line of options: a blank in one would make two words of it.
     wanted = sorted(name for name in env if NAME.fullmatch(name) and (name in known or name.startswith(prefixes)))
-    # Flux keeps its sockets there: this shows inside of which job it runs.
+    # Flux keeps its sockets there, by which detection sees inside of which job Flux runs.
     if "TMPDIR" in env and env.get("FLUX_URI", "").startswith(f"local://{env['TMPDIR']}"):
         wanted.append("TMPDIR")
     present = [name for name in wanted if not recording.is_secret(name, env[name])]
@@ -135,7 +135,7 @@ def _present(env: Environment) -> tuple[list[str], list[str]]:
 
 
 def _files(env: Environment) -> list[str]:
-    """The files that variables name, as far as they exist, each once."""
+    """The existing files that variables name, each once."""
     names = [name for name in families.names("TEXT_FILES", "BINARY_FILES") if env.get(name)]
     there = [name for name in names if (os.path.isfile(env[name]) if env.is_live else name in env.files)]
     return list(dict.fromkeys(str(Path(env[name]).absolute()) for name in there))
