@@ -1,7 +1,7 @@
-"""What a process sees of its job: its variables, its host's name, the files that variables name, its container.
+"""The environment of a process: its variables, its host's name, the files that variables name, its container.
 
-Detection reads this and nothing else, so a recorded environment (recording.py) and the live one go through one code.
-Apptainer passes variables, but for --cleanenv and --containall. Docker and podman pass none.
+Detection reads this and nothing else, so that a recorded environment (recording.py) and the live one go through the
+same code. Apptainer passes variables, except with --cleanenv or --containall. Docker and podman pass none.
 """
 
 import os
@@ -18,7 +18,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 FILESYSTEM = Path("/")
 
-# Of an engine that leaves no mark, such as containerd by itself, only our own image tells.
+# An engine that leaves no mark, such as containerd by itself, is noticed only in our own image.
 UNKNOWN = "an unknown engine"
 
 # The first variable or file that is there decides: Apptainer is often started inside another container, Docker never
@@ -36,11 +36,11 @@ class Environment(Mapping[str, str]):
     """The variables of one process, as a mapping, and the host it runs on.
 
     Attributes:
-        host: the host's own name (`socket.gethostname()`), or None where a recording does not tell. `$HOSTNAME` is
-            no substitute: srun hands the submitting host's on to every task.
+        host: the host's own name (`socket.gethostname()`), or None where a recording lacks it. `$HOSTNAME` is no
+            substitute: srun passes that of the submitting host on to every task.
         files: for a recording, the content of the files that variables name, by variable.
         is_live: whether this is the running process: only then may devices, addresses and cores be looked at.
-        engine: that of the container which the process is in, as far as it is known.
+        engine: the engine of the container that the process is in; None if there is none, or none is known.
     """
 
     variables: Mapping[str, str]
@@ -59,7 +59,7 @@ class Environment(Mapping[str, str]):
         return len(self.variables)
 
     def way_in(self) -> str:
-        """What lets a job's variables into a container of this process's engine."""
+        """Advice on passing a job's variables into a container of this process's engine."""
         name = self.engine
         if name == "apptainer":
             return (
@@ -71,7 +71,7 @@ class Environment(Mapping[str, str]):
         return "into a container pass all of the scheduler's variables"
 
     def bind_option(self, path: str) -> str:
-        """The option that shows the file `path`, quoted for a shell, to a container of this process's engine."""
+        """The option that shows the file `path` (quoted for a shell) to a container of this process's engine."""
         bind, volume = f"apptainer exec --bind {path}", f"run --volume {path}:{path}:ro"
         options = {"apptainer": bind, "docker": f"docker {volume}", "podman": f"podman {volume}"}
         return options.get(self.engine or "") or f"in a container: {bind}, docker {volume}"
@@ -81,7 +81,7 @@ def container_engine(variables: Mapping[str, str], root: Path | None = FILESYSTE
     """The engine of the container that a process is in: apptainer, podman, docker, kubernetes, UNKNOWN; or None.
 
     Args:
-        root: its root; None where only the variables are known, as in a recording.
+        root: the process's root folder; None where only the variables are known, as in a recording.
         project: the folder of this project: in its image it holds image.json.
 
     Source: https://apptainer.org/docs/user/latest/environment_and_metadata.html (APPTAINER_CONTAINER)

@@ -1,9 +1,9 @@
-"""What `train` and `muster` begin with: Ctrl-C has its answer before anything else is loaded."""
+"""The entry points of `train` and `muster`, which handle Ctrl-C before anything else is loaded."""
 
 # ruff: noqa: E402
 
-# A Ctrl-C waits for the milliseconds until there is an answer to it: Python's own is a traceback. The module without an
-# underscore would load others first.
+# Ctrl-C is blocked for the milliseconds until it has a handler: Python's own prints a traceback. The module `signal`,
+# without an underscore, would load others first.
 import _signal  # pyright: ignore
 
 _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGINT])  # pyright: ignore
