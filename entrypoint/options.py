@@ -1,4 +1,4 @@
-"""The launch options: how many, where, and what to do instead of starting. Shared by every launching command."""
+"""The options of a launch, which all launching commands share, and those of `muster run`, `detect`, `env` and `job`."""
 
 import os
 import re
@@ -21,7 +21,7 @@ _kubernetes = partial(option, panel="Kubernetes")
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """What the user says about the launch; what is None is found out."""
+    """The user's options for a launch; values for those that are None are detected, or have a default."""
 
     nnodes: Annotated[str | None, _launch(help="Number of nodes; MIN:MAX goes on with fewer when some die.")] = None
     node_rank: Annotated[int | None, _launch(help="Which of them this is, from 0.", min=0)] = None
@@ -97,12 +97,12 @@ class LaunchOptions:
 
     @property
     def nproc_name(self) -> str:
-        """The option that has told the number of processes on each node."""
+        """The option that gives the number of processes on each node."""
         return "--spawn" if self.spawn else "--nproc-per-node"
 
     @property
     def num_restarts(self) -> int:
-        """How often the ranks are started anew, as said or by default: to go on with fewer nodes is a restart too."""
+        """The most restarts of the ranks, as given or by default; going on with fewer nodes is a restart too."""
         default = 0 if self.min_nodes is None else 3
         return default if self.max_restarts is None else self.max_restarts
 
@@ -120,7 +120,7 @@ class LaunchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """How `muster run` starts the user's program, in torchrun's words."""
+    """The options by which `muster run` starts the user's program; the names are torchrun's."""
 
     module: Annotated[bool, _launch("-m", "--module", help="SCRIPT is a module, as in python -m.")] = False
     no_python: Annotated[bool, _launch("--no-python", help="SCRIPT is a program, not run by python.")] = False
@@ -167,13 +167,13 @@ class TorchrunOptions:
     ] = False
 
     def passed_on(self) -> tuple[str, ...]:
-        """The words that torchrun gets after the launch's own: of two alike it takes the last one."""
+        """The arguments for torchrun after the launch's own: of a repeated option torchrun takes the last one."""
         decided = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--signals-to-handle")
         words = (word for word in to_argv(self) if not word.startswith(decided))
-        return tuple(word for word in words if word.partition("=")[1:] != ("=", ""))  # an empty value is none
+        return tuple(word for word in words if word.partition("=")[1:] != ("=", ""))  # an empty value is not given
 
     def decided(self, options: LaunchOptions) -> LaunchOptions:
-        """`options` with what these say of the same things.
+        """`options` with the values of torchrun's options that mean the same.
 
         Raises:
             MusterError: they contradict each other, or the launch.
@@ -206,7 +206,7 @@ class TorchrunOptions:
                     fix="leave it out; a time-out by --rdzv-timeout SECONDS",
                 )
             options = replace(options, rdzv_timeout=int(seconds[1]))
-        # torch names a folder by it.
+        # torch names a folder after it.
         if not re.fullmatch(rb"[^/]{0,200}", os.fsencode(self.rdzv_id or "")):
             wrong = "--rdzv-id is a name of at most 200 bytes, without /"
             raise MusterError(wrong, seen=f"--rdzv-id={self.rdzv_id}", fix="--rdzv-id NAME, or leave it out")
@@ -222,7 +222,7 @@ class TorchrunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
-    """How `muster detect` answers."""
+    """The options of `muster detect`."""
 
     as_json: Annotated[bool, _look("--json", help="Print JSON, for programs.")] = False
     record: Annotated[str | None, _look(help="Write this environment, without secrets, to a new file.")] = None
@@ -230,7 +230,7 @@ class ShowOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvOptions:
-    """What `muster env` prints: a framework's variables, or the options that bring a job's into a container."""
+    """The options of `muster env`, which prints a framework's variables, or container options that pass on a job's."""
 
     format: Annotated[
         Literal["torch", "jax", "tensorflow"] | None,
@@ -248,7 +248,7 @@ class EnvOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """A job, as `muster job` is asked for it."""
+    """The options of `muster job`, which describe the job."""
 
     nodes: Annotated[int, typer.Option(help="Nodes of the job.", min=1, max=100_000)] = 2
     time: Annotated[str, typer.Option(help="Time limit: 1:30:00, 2-12:00:00 or 90m.")] = "1:00:00"

@@ -6,7 +6,7 @@
     --- file PBS_NODEFILE
     node01
 
-What `env` prints is read too, with values of several lines and the functions of bash that environment modules export:
+The output of `env` is read too, with values of several lines and bash functions that environment modules export:
 
     BASH_FUNC_module%%=() {  eval $(/usr/bin/modulecmd bash $*)
     }
@@ -20,7 +20,7 @@ from muster.entrypoint.detect import families
 from muster.entrypoint.environment import NAME, Environment, container_engine
 from muster.errors import MusterError, explaining
 
-# Of users, torchrun and communication libraries, beside those of the families: what is recorded.
+# Variables of users, torchrun and communication libraries, which are recorded beside those of the families.
 _TAKEN = re.compile(
     r"(KUBERNETES|JOBSET|JOB|TORCHELASTIC|MUSTER|NCCL|GLOO|OMP|MASTER|LOCAL|GROUP|ROLE|CUDA|GPU|ROCR|APPTAINER"
     r"|SINGULARITY)(_\w+)?"
@@ -30,12 +30,12 @@ SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS|COOKIE|CREDENTIAL|AUTH|JWT|_KEY|KEY_|APIKEY|PRECONDITION_TRANSPORTS|_PW", re.IGNORECASE
 )
 # A URL with a user or a password, what looks like a key (long and hexadecimal, a JWT, or a PEM block), and a command or
-# a URL with one: --api-key 8f2c, ?token=8f2c, &sig=8f2c. Begun anew at each letter a long text would take hours.
+# a URL with one: --api-key 8f2c, ?token=8f2c, &sig=8f2c. Matching from each letter of a long text would take hours.
 SECRET_VALUE = re.compile(
     r"(?<=\w)://[^/\s]*@|----BEGIN|\b(?i:bearer)\s|(?<![\w-])(?=[\w-]++\.)[\w-]*\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}+\b"
     r"|(?:[?&]|(?<![\w-])\w*-)(?i:[\w-]*(?:token|secret|password|passwd|key|auth|sig))[=\s]+[^\s-]"
 )
-# One that bash exports: BASH_FUNC_module%%=() {  eval ..., up to a brace alone.
+# A function that bash exports: BASH_FUNC_module%%=() {  eval ..., up to a line with a brace alone.
 _FUNCTION = re.compile(r"^BASH_FUNC_[^=\n]+(?:%%|\(\))=(?:.(?!^BASH_FUNC_))*?\n}$", re.MULTILINE | re.DOTALL)
 MAX_FILE = 1_000_000
 MAX_RECORDING_BYTES = 16 << 20
@@ -45,14 +45,14 @@ def load(path: Path) -> Environment:
     """The environment that the recording at `path` holds.
 
     Raises:
-        MusterError: the file can't be read, or begins with what is neither a comment nor NAME=VALUE.
+        MusterError: the file can't be read, or begins with a line that is neither a comment nor NAME=VALUE.
     """
     fix = "muster detect --env-file FILE, with a file of NAME=VALUE lines, as `env` prints them"
     with explaining("the recorded environment can't be read", seen=path, fix=fix), path.open("rb") as file:
         content = file.read(MAX_RECORDING_BYTES + 1)
         if len(content) > MAX_RECORDING_BYTES:
             raise OSError(f"larger than {MAX_RECORDING_BYTES} bytes")
-    # As the operating system has variables: any bytes, and lines end by nothing but a line feed.
+    # As in the operating system's variables, any bytes may occur, and only a line feed ends a line.
     text = content.decode("utf-8", "surrogateescape").replace("\r\n", "\n")
     head, *sections = re.split("^--- file ", text, flags=re.MULTILINE)
     files: dict[str, str] = {}
@@ -86,7 +86,7 @@ def load(path: Path) -> Environment:
 
 
 def as_recording(env: Environment) -> str:
-    """The recording of an environment, without its secrets: for a help desk to read, or a test to be made of."""
+    """The recording of an environment, without its secrets: for a help desk, or for a new test."""
     lines = ["# source:  muster detect --record", f"# host:    {env.host or ''}"]
     read, prefixes = set(families.names("VARIABLES")), tuple(families.names("PREFIXES"))
     wanted = [name for name in sorted(env) if name in read or name.startswith(prefixes) or _TAKEN.fullmatch(name)]
