@@ -23,7 +23,7 @@ _USERS = (
     "MUSTER_ADDRESS_SUFFIX", "MUSTER_INTERFACE", "TORCHELASTIC_RUN_ID", "MUSTER_ATTEMPT", "MUSTER_GRACE_S",
     "MUSTER_JOB_END_TIME", "MUSTER_JOB_START_TIME", "MUSTER_RANK_VARIABLES",
 )  # fmt: skip
-# Prefixes of further variables to pass: the user's program may read them, or they set communication.
+# Prefixes of further variables to pass: the user's program may read them, or they are settings for communication.
 _PREFIXES = ("MUSTER_", "NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "MASTER_", "TORCHELASTIC_")
 # Variables that do not show by themselves that an environment is that of a job.
 _NO_JOB = re.compile(r"(MUSTER|NCCL|TORCH_NCCL|GLOO|OMP|MASTER)_\w+|CUDA_VISIBLE_DEVICES|KUBERNETES_SERVICE_HOST|PE")

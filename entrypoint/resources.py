@@ -19,11 +19,11 @@ from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from muster.units import plural
 
-# Without a GPU two processes: the least that shows a distributed training at work.
+# Without a GPU two processes: the fewest of a distributed training.
 NPROC_WITHOUT_GPU = 2
 
 DEVICES = Path("/dev")
-# In a container too, and where a scheduler lets the job open none of them.
+# It lists the GPUs in a container too, and where a scheduler does not let the job open them.
 GPUS_OF_DRIVER = Path("/proc/driver/nvidia/gpus")
 
 _ASK_ENGINE = {"docker": "docker run --gpus all", "podman": "podman run --device nvidia.com/gpu=all"}
@@ -31,11 +31,11 @@ _ASK_ENGINE = {"docker": "docker run --gpus all", "podman": "podman run --device
 
 
 def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
-    """How many GPUs this process sees, and what says so.
+    """The number of GPUs that this process sees, and its source.
 
     Args:
         env: the process's environment.
-        gpus_on_node: what the scheduler says, used where CUDA_VISIBLE_DEVICES doesn't.
+        gpus_on_node: the scheduler's number, used without CUDA_VISIBLE_DEVICES; None where it is unknown.
     """
     if (visible := env.get("CUDA_VISIBLE_DEVICES")) is not None:
         return len(visible_gpus(visible)), f"CUDA_VISIBLE_DEVICES={visible}"
@@ -47,7 +47,7 @@ def gpus(env: Environment, gpus_on_node: int | None) -> tuple[int, str]:
 
 
 def granted_gpus(env: Environment, job: Job) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES, where the scheduler only names the job's GPUs, and the job may open others' too."""
+    """CUDA_VISIBLE_DEVICES, where the scheduler only names the job's GPUs, and the job may open those of others too."""
     if "CUDA_VISIBLE_DEVICES" in env or not env.is_live or not job.gpu_ids:
         return {}
     openable = {node.name.removeprefix("nvidia") for node in device_nodes() if _may_open(node)}
@@ -59,13 +59,13 @@ def granted_gpus(env: Environment, job: Job) -> dict[str, str]:
 def without_gpus(
     env: Environment, allocation: Allocation, options: LaunchOptions, words: Sequence[str], gpus_of_site: int
 ) -> str | None:
-    """A line on a launch that gets no GPU where there are some, with the way to ask for them; else None.
+    """A note on a launch that has no GPU although there are some, and on how to ask for them; else None.
 
-    A machine without a scheduler whose user hides its GPUs is no such, nor are clusters without GPUs.
+    There is none on a machine without a scheduler whose user hides its GPUs, nor on a cluster without GPUs.
 
     Args:
         words: the command, in which `--device=cpu` says that none is wanted.
-        gpus_of_site: how many a node of the site has by its profile; 0 without one.
+        gpus_of_site: the number of GPUs on a node of the site, by its profile; 0 without one.
     """
     is_job = allocation.scheduler not in ("local", "manual")
     giver = allocation.scheduler if is_job else env.engine
@@ -89,7 +89,7 @@ def device_nodes() -> list[Path]:
 
 
 def _may_open(node: Path) -> bool:
-    """Whether this job may use the device: Slurm's and PBS's control groups leave the others' nodes in /dev, closed."""
+    """Whether this job may use the device: Slurm and PBS leave others in /dev, but their control groups forbid them."""
     try:
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except PermissionError:
@@ -100,12 +100,12 @@ def _may_open(node: Path) -> bool:
 
 
 def cores(env: Environment, job: Job) -> int | None:
-    """How many cores this process has the time of; for a recorded environment what the scheduler said, or None."""
+    """The number of cores that this process may use; in a recorded environment, the scheduler's number or None."""
     if not env.is_live:
         return job.cpus_on_node
     own, here = len(os.sched_getaffinity(0)), psutil.cpu_count() or 1
-    # A scheduler that binds nobody gave the other cores to other jobs. PBS, whose number may be that of a part of the
-    # job, says by OMP_NUM_THREADS how many threads it means.
+    # Where a scheduler binds no process, the other cores belong to other jobs. PBS's number may be that of a part of
+    # the job; it gives the number of threads by OMP_NUM_THREADS.
     if own >= here and job.cpus_on_node and job.default_threads is None:
         own = min(own, job.cpus_on_node)
     return control_groups.usable(own)
@@ -125,10 +125,10 @@ def threads_per_rank(num_cores: int, cpus_on_node: int | None, ranks_on_node: in
 
 
 def processes_per_node(env: Environment, options: LaunchOptions, job: Job) -> tuple[int, str]:
-    """How many processes this node's agent starts: as the user says, else one for each GPU; and what says so.
+    """The number of processes that this node's agent starts: the user's, else one for each GPU; and its source.
 
     Raises:
-        MusterError: what the user said is no number, or asks for GPUs where there are none.
+        MusterError: the user's value is no number, or asks for GPUs where there are none.
     """
     given, name = options.nproc_per_node, options.nproc_name
     if given is None and job.scheduler == "kubernetes" and env.get("PET_NPROC_PER_NODE"):

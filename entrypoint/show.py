@@ -1,4 +1,4 @@
-"""What was found, as text: for a person, for a program, for a shell."""
+"""The result of detection, as text: for a person, for a program, for a shell."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def as_json(context: "Context", launch: Launch) -> str:
 
 def as_table(context: "Context", launch: Launch) -> str:
     """A table of values and their sources, the notes, and the command."""
-    # Half of this program's start-up time: only this command needs it.
+    # Loading rich takes half of this program's start-up time, and only this command needs it.
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -88,7 +88,7 @@ def _short(text: str) -> str:
 
 
 def script(launch: Launch) -> str:
-    """Lines for a shell that would do the same."""
+    """Lines for a shell that start the process of `launch`."""
     lines = [f"unset {name}" for name in launch.additions.removed if NAME.fullmatch(name)]
     return "\n".join([*lines, exports(launch.additions.variables), words(launch.argv)])
 
@@ -115,7 +115,7 @@ def word(value: object) -> str:
 
 
 def _escaped(character: str) -> str:
-    # Its bytes in UTF-8, or the byte that was none: bash writes \u by the locale.
+    # Its bytes in UTF-8, or the one that could not be decoded: bash would write \u in the locale's encoding.
     if character.isprintable():
         return character
     return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))

@@ -1,4 +1,4 @@
-"""What is installed here: this image or checkout, the torch in it, and the libraries that really get loaded."""
+"""The versions installed here: of this image or checkout, of torch, and of the libraries that torch really loads."""
 
 import json
 import subprocess
@@ -15,12 +15,12 @@ TIMEOUT_S = 120.0
 
 
 def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """All that `muster version --json` prints; None for what is not installed, or can't be known.
+    """The values that `muster version --json` prints; None for those that are not installed, or unknown.
 
     Raises:
         MusterError: torch can't be loaded, or not within `timeout_s`.
     """
-    # What image/project.sh wrote about the image that this is.
+    # The description of this image, written by image/project.sh.
     described = root / "image.json"
     image: dict[str, Any] = json.loads(described.read_text()) if described.is_file() else {}
     found = driver.find()
@@ -37,7 +37,7 @@ def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
 
 
 def _loaded(timeout_s: float) -> dict[str, Any]:
-    """What muster/check/versions.py prints: torch is not loaded into this process."""
+    """The values that muster/check/versions.py prints in another process: torch is not loaded into this one."""
     try:
         done = processes.run([sys.executable, "-P", "-m", "muster.check.versions"], timeout_s=timeout_s)
     except subprocess.TimeoutExpired:
