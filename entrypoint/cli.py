@@ -369,7 +369,7 @@ def _detect(options: LaunchOptions, wanted: ShowOptions) -> None:
     if wanted.record is not None:
         from muster.entrypoint import recording
 
-        # Before detection, which may fail: above all environments in which it fails are recorded.
+        # Before detection, which may fail: recordings are made above all where it does.
         recording.save(env, Path(wanted.record))
         print(one_line(f"written: {wanted.record}; muster detect --env-file reads it"), file=sys.stderr)
         return

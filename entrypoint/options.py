@@ -21,7 +21,7 @@ _kubernetes = partial(option, panel="Kubernetes")
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """The user's options for a launch; values for those that are None are detected, or have a default."""
+    """The user's options for a launch; those that are None are detected, or have a default."""
 
     nnodes: Annotated[str | None, _launch(help="Number of nodes; MIN:MAX goes on with fewer when some die.")] = None
     node_rank: Annotated[int | None, _launch(help="Which of them this is, from 0.", min=0)] = None

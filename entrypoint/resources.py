@@ -19,7 +19,7 @@ from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
 from muster.units import plural
 
-# Without a GPU two processes: the fewest of a distributed training.
+# Without a GPU two processes: the fewest that make a training distributed.
 NPROC_WITHOUT_GPU = 2
 
 DEVICES = Path("/dev")
@@ -89,7 +89,7 @@ def device_nodes() -> list[Path]:
 
 
 def _may_open(node: Path) -> bool:
-    """Whether this job may use the device: Slurm and PBS leave others in /dev, but their control groups forbid them."""
+    """Whether this job may use the device: Slurm and PBS leave others in /dev; control groups forbid to open them."""
     try:
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except PermissionError:

@@ -1,4 +1,4 @@
-"""The agent of one node: torchrun in this process, with clear error messages and exit codes.
+"""The agent of one node: torchrun in this process, with error messages and exit codes of our own.
 
 The launcher execs this module, which takes torchrun's options with their usual meaning. It adds that a node waits for
 the master with a deadline and a message, that a failure is reported in three lines, and that the workers' exit codes 2
@@ -112,7 +112,7 @@ class Warned(Status):
     """The status of a node that handles a scheduler's warnings, and Ctrl-C; `warning` is the signal's name."""
 
     def take_over(self, arguments: argparse.Namespace) -> None:
-        """Installs the handlers of SIGINT and WARNINGS; torchrun handles SIGHUP, SIGQUIT and SIGXCPU alone."""
+        """Installs the handlers of SIGINT and WARNINGS; torchrun keeps only SIGHUP, SIGQUIT and SIGXCPU."""
         # Signals that are ignored, as by nohup, stay ignored. SIGXCPU is always there: torch takes no empty list.
         handled = [each for each in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(each) is not signal.SIG_IGN]
         arguments.signals_to_handle = ",".join(each.name for each in (*handled, signal.SIGXCPU))

@@ -49,7 +49,7 @@ LEFT = "muster/left"
 """The store's key for the number of agents that no longer use the store."""
 
 BRIEF_S = 30.0
-"""Seconds: a program that ends sooner does not train, but shows hosts or devices, say."""
+"""Seconds: a program that ends sooner does not train, but shows hosts or devices, for example."""
 
 TIE = """
 import ctypes, os, signal, sys
@@ -409,7 +409,7 @@ def leave(agent: Any, *, has_failed: bool = False) -> None:
     """Leaves the launch, the node with the store as the last one: others may still use the store at torch's barrier.
 
     They would report a lost connection, with a traceback, after a run that went well. A failed node is counted at the
-    barrier, but does not wait there: nodes whose workers have ended well would wait there for it.
+    barrier without waiting there: else the nodes whose workers have ended well would wait for it.
     """
     group = agent._worker_group
     size, is_last = group.group_world_size, group.group_rank == 0 and not has_failed
@@ -432,7 +432,7 @@ def leave(agent: Any, *, has_failed: bool = False) -> None:
 def warn_if_no_group(group: Any) -> None:
     """Warns if no rank of the `group`'s world has used the store; only the agent that has the ranks' store can see it.
 
-    No agent does where ranks have a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py).
+    No agent has it where the ranks have a store of their own (TORCH_DISABLE_SHARE_RDZV_TCP_STORE, torchrun.py).
     """
     handler, world_size = group.spec.rdzv_handler, group.workers[0].world_size
     if not isinstance(handler, rendezvous.StaticNodes) or group.group_rank or world_size == 1:

@@ -38,7 +38,7 @@ LEAVE_S = 6.0
 
 
 class Nodes:
-    """This node's exchange with the others: from a start of its workers to their end, or to `leave` before a restart.
+    """This node's exchange with the others: from a start of its workers to their end, or to `leave` and a restart.
 
     `ended` receives the reason for each worker that this ends, by process id. `reason`: why a node has failed; empty if
     none has. `others_left`: whether another node has left, to restart its workers. A failure on one node ends all

@@ -126,7 +126,7 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: 
 
     Raises:
         MusterError: another process has come as this node, or for another number of nodes; or a node can't take part.
-        TimeoutError: on node rank 0: some did not come within `limit`; it names them. Others get a DistStoreError.
+        TimeoutError: some did not come within `limit`. Node rank 0 raises it, and names them; others a DistStoreError.
     """
     here = PrefixStore("muster", store)
     if (others := here.compare_set("num_nodes", "", str(num_nodes)).decode()) != str(num_nodes):

@@ -98,7 +98,7 @@ def start(
         os.getcwd()  # where it was removed, torch would say that a library of its own can't be loaded
         # A scheduler's early warnings would end this process: they are blocked until the new process can handle them,
         # which may take a minute; a blocked signal stays blocked through an exec. SIGTERM is not blocked: no training
-        # has begun, so it can end the process.
+        # has begun, so it may end the process.
         signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
     context: Context | None = None
     try:
@@ -239,7 +239,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
 
 
 def _command(context: Context, program: Program, port: int) -> tuple[list[str], Additions]:
-    """The command that starts this node's ranks, or that this process runs as one rank; and its variables."""
+    """The command that starts this node's ranks, or that of the one rank which this process becomes; its variables."""
     allocation, options = context.allocation, context.options
     if allocation.mode == "agent" and program.framework == "torch":
         if options.spawn and (program.torchrun or program.kind == "program"):
@@ -290,7 +290,7 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
     if (cores := resources.cores(env, allocation.job)) is None:
         return Additions()
     notes: list[str] = []
-    # A launcher may bind an agent to the threads of one core, which its ranks inherit.
+    # A launcher may bind an agent to the threads of one core, and the ranks inherit the binding.
     is_bound = cores == 1 or (allocation.mode == "agent" and cores < num_ranks)
     if is_bound and allocation.job_id is not None and env.is_live:
         has, it = ("one core", "it") if cores == 1 else (f"{cores} cores", "them")
@@ -433,8 +433,8 @@ def debug_settings(env: Mapping[str, str], rdzv_id: str, *, has_gpus: bool) -> A
 def _init(env: Environment) -> list[str]:
     """The words before the command that start it under tini, if this process is the first of its container.
 
-    The kernel delivers no signal to the first process that it has no handler for, so that SIGTERM would not end it, and
-    makes all orphans its children, which nobody would reap. tini stays the first process, handles signals and reaps. It
+    To the first process the kernel delivers only signals that have a handler, so that SIGTERM would not end it; and all
+    orphans become its children, which nobody would reap. tini stays the first process, handles signals and reaps. It
     passes signals on to the command alone (no `-g`): the agent passes them on to its ranks, and a trainer that writes a
     checkpoint at SIGTERM must not lose its data workers to the signal.
 

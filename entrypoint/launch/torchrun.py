@@ -71,7 +71,7 @@ def _elastic(allocation: Allocation, rendezvous: Rendezvous, options: LaunchOpti
         f"--nnodes={options.min_nodes or allocation.num_nodes}:{allocation.num_nodes}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={rendezvous.address}:{rendezvous.master_port}",
-        # On every node: it identifies the node, and that of the first one becomes the workers' MASTER_ADDR.
+        # On every node: this address identifies the node, and node 0's becomes the workers' MASTER_ADDR.
         *([f"--local-addr={rendezvous.local_addr}"] if rendezvous.local_addr else []),
         "--rdzv-conf=" + ",".join(f"{name}={value}" for name, value in conf.items()),
     ]

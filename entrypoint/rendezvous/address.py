@@ -265,7 +265,7 @@ def _checked(name: str, value: str, allocation: Allocation, env: Environment) ->
         wrong = f"{name} is each node's own address, and {allocation.num_nodes} nodes can't meet there"
         raise MusterError(wrong, seen=seen, fix=fix)
     # Such as $(hostname) in each task, or the job's first node in a step without that node. By hand the user numbers
-    # the nodes, and a $SLURM_NODEID that already the job script has expanded makes each of them node rank 0.
+    # the nodes, and a $SLURM_NODEID that the job script has already expanded makes each of them node rank 0.
     hosts, first = allocation.job.hosts, allocation.hosts[0] if allocation.hosts else value
     if allocation.launcher == "manual":
         seen, fix = f"{allocation.sources['node_rank']} {seen}", f"--node-rank 0 on {value} alone; or {fix}"

@@ -76,7 +76,7 @@ class Participant(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Peers:
-    """A launch that meets by files, as this process, one of its participants, knows it.
+    """A launch that meets by files, and the place of this process in it.
 
     Attributes:
         folder: one that all participants see.
@@ -255,7 +255,7 @@ def _publish(folder: int, host: _Host, result: _Line) -> None:
 
 
 def _join(peers: Peers) -> tuple[str, int]:
-    """Answers participant 0, as any other participant, and waits for the result."""
+    """Joins as one of the other participants: answers participant 0, and waits for the result."""
     deadline = time.monotonic() + peers.timeout_s
     last = "the file did not appear"
     # A --rendezvous-dir that does not exist is a mistake: it is an error at once.
@@ -321,7 +321,7 @@ def _polls(deadline: float) -> Iterator[None]:
 
 
 def exit_on_terminate() -> None:
-    """Makes SIGTERM raise SystemExit, so that files are removed: mpirun sends it when another rank has failed."""
+    """Makes SIGTERM raise SystemExit, so that files are cleaned up: mpirun sends it when another rank has failed."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
