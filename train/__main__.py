@@ -21,7 +21,7 @@ from muster.train.health.parent import Guard
 
 
 def parse(argv: Sequence[str]) -> tuple[str, Options]:
-    """The strategy and the options that `argv` (`["ddp", "--epochs=3"]`) stands for.
+    """Parses `argv`, such as `["ddp", "--epochs=3"]`; returns the strategy and the options.
 
     Raises:
         typer.TyperException: a strategy, option or value that does not exist.
@@ -31,7 +31,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
     argv = with_file(argv)
     if argv and argv[0] in STRATEGIES and (plain := from_argv(argv[1:], Options, ConfigFile)):
         return argv[0], plain[0]
-    # Here and not above: what is plainly right needs no help.
+    # Imported only here: options that need no error message and no help are parsed without typer's commands.
     from muster import help
 
     parsed: list[tuple[str, Options]] = []
@@ -47,12 +47,12 @@ def parse(argv: Sequence[str]) -> tuple[str, Options]:
         )
     typer.main.get_command(app).main(args=normalise(argv), prog_name="train", standalone_mode=False)
     if not parsed:
-        raise SystemExit(0)  # --help has said what it had to say
+        raise SystemExit(0)  # after --help
     return parsed[0]
 
 
 def read(argv: Sequence[str]) -> tuple[str, Options]:
-    """The strategy and the options of `argv`; a usage error in three lines ends the process with code 2."""
+    """Parses `argv` as `parse` does; a usage error is reported in three lines, and ends the process with code 2."""
     with interruption.command(interruption.current.command):
         try:
             return parse(argv)
@@ -68,9 +68,9 @@ def main() -> None:
     gc.disable()  # until the training begins (train/health/memory.py)
     strategy, options = read(sys.argv[1:])
     if not os.environ.get("MUSTER_DEBUG"):
-        # Notes of torch's C++ side (reverse look-ups of addresses, retries) that a user can't act on.
+        # Hides messages of torch's C++ code that a user can't act on: reverse look-ups of addresses, retries.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Here and not above: a misspelt option must not wait for torch.
+    # Imported only here: the error for a misspelt option must not wait for torch.
     with notify_if_slow("loading PyTorch", is_shown=not interruption.current.is_silent):
         from muster.train.process import run_process
 

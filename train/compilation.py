@@ -2,8 +2,8 @@
 
 Forward methods are compiled, and with them their backward passes, but no hooks (those of fsdp and tp). A transformer is
 compiled layer by layer: its layers are alike, so one compilation serves all, and ddp gets the gradients of a layer as
-soon as they are there. So are the blocks of any model that is sharded. Another model is compiled whole; within ddp
-torch splits its graph where a bucket of gradients is full, so that these travel while the rest is computed.
+soon as they are computed. The blocks of any sharded model are compiled in the same way. Any other model is compiled as
+a whole; within ddp torch splits its graph where a bucket of gradients is full, to send it while the rest is computed.
 
 Source: https://docs.pytorch.org/docs/stable/torch.compiler_faq.html (DistributedDataParallel, FullyShardedDataParallel)
 """
@@ -28,13 +28,13 @@ from muster.train.models.gpt import GPT
 from muster.train.parallel.strategy import Gradients
 
 COMPILERS = {"cpu": ("CXX", ("g++",)), "cuda": ("CC", ("gcc", "clang"))}
-"""By device: the variable that names the compiler which torch's own one needs, and what it tries without."""
+"""By device: the variable that names the system compiler for torch, and the compilers tried where it is not set."""
 
 NUM_SHAPES = 64
-"""How many times one forward method may be compiled, for blocks of as many sizes; torch stops at 8."""
+"""Limit on the compilations of one forward method, one for each size of its blocks; torch's default is 8."""
 
 SOURCES_OF_NOISE = ("torch.utils.cpp_extension", "torch._higher_order_ops.wrap")
-"""Loggers that say what no user can change: there is no GPU on a machine without, a layer is computed again."""
+"""Loggers whose warnings a user can't act on: that a machine has no GPU, that a layer is computed again."""
 
 
 def check(options: Options, device: torch.device) -> None:
@@ -64,31 +64,31 @@ def compile_model(model: nn.Module, options: Options) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     is_sharded = any(isinstance(part, FSDPModule) for part in model.modules())
     for part in blocks_of(model) if is_sharded or isinstance(model, GPT) else [model]:
-        part.forward = compiled(part.forward, options)  # and not part.compile(): that would take in the hooks
+        part.forward = compiled(part.forward, options)  # not part.compile(), which would compile the hooks too
     if isinstance(model, GPT) and model.embed is not None:
         model.embed.register_forward_hook(arrived)
 
 
 def arrived(module: nn.Module, inputs: Any, outputs: torch.Tensor) -> torch.Tensor | None:
-    """What tp sends between ranks, when it is there.
+    """Forward hook of the embedding that completes the tensor which tp sends between ranks, where it is still pending.
 
-    Compiled, torch 2.15 takes a tensor that is on its way for one of its own kind, and gives gradients of another.
+    Compiled by torch 2.15, a pending tensor (AsyncCollectiveTensor) is a type of its own, and its gradient has another.
     """
     return outputs.clone() if isinstance(outputs, AsyncCollectiveTensor) else None
 
 
 def compile_loss(gradients: Gradients, options: Options) -> None:
-    """Compiles what comes after the model: of a transformer, its loss over many tokens is a good part of a step."""
+    """Compiles the loss of a transformer: over many tokens it takes a good part of a step."""
     if options.compile != "off" and options.predicts_tokens:
         gradients.criterion = compiled(gradients.criterion, options)
 
 
 def compiled(function: Any, options: Options) -> Any:
-    """`function`, compiled as `--compile` says.
+    """Compiles `function` as `--compile` says.
 
-    CUDA graphs, which max-autotune takes, keep gradients where the next micro-batch would overwrite them.
+    CUDA graphs, a part of max-autotune, keep gradients in memory that the next micro-batch would overwrite.
     """
-    # Without dynamic shapes: training has one, but blocks of a model that are alike but for their sizes have theirs.
+    # No dynamic shapes: training has one shape, but torch would use them for blocks that differ in size alone.
     mode = None if options.compile == "default" else "max-autotune"
     if mode is not None and options.accumulate > 1:
         mode += "-no-cudagraphs"
@@ -96,5 +96,5 @@ def compiled(function: Any, options: Options) -> Any:
 
 
 def uncompiled(options: Options) -> AbstractContextManager[Any]:
-    """A context in which all is computed as it is written: the odd sizes of validation would each be compiled."""
+    """A context in which nothing is compiled: validation would cost a compilation for each of its odd batch sizes."""
     return nullcontext() if options.compile == "off" else torch.compiler.set_stance("force_eager")

@@ -17,18 +17,18 @@ from muster.train.checkpoint.storage import write_atomically
 
 
 def export(source: Path, file: Path | None) -> tuple[Path, Path]:
-    """Writes the weights of a run's newest whole checkpoint, or of one checkpoint; returns both paths.
+    """Writes the weights of a run's newest undamaged checkpoint, or of one checkpoint, to a file; returns both paths.
 
     Args:
         source: the run's folder, its folder checkpoints/, or a checkpoint.
-        file: where they go; by default `weights.pt` in the run's folder, or beside the checkpoint.
+        file: the file to write; by default `weights.pt` in the run's folder, or beside the checkpoint.
 
     Raises:
         MusterError: there is no checkpoint, it is damaged or can't be read, or `file` exists or can't be written.
     """
-    if not os.path.exists(source):  # Path.exists raises where this user may not look
+    if not os.path.exists(source):  # Path.exists raises where this user lacks permission
         raise MusterError("there is no such run, or no access", seen=str(source), fix="train export runs/NAME")
-    if source.name in ("", ".."):  # `train export .`: the folder's name tells what it is
+    if source.name in ("", ".."):  # `train export .`: the real name shows what the folder is
         source = Path(os.path.realpath(source))
     with explaining("the run can't be read", seen=source, fix="its owner may open it: chmod -R go+rX FOLDER"):
         if manager.is_one(source):
@@ -44,7 +44,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
     try:
         write_atomically(file, lambda out: torch.save(state["model"], out))
     except (OSError, RuntimeError) as error:
-        # torch's writer makes a RuntimeError of its own of a full disk.
+        # On a full disk torch's writer raises a RuntimeError of its own from the OSError.
         cause = error if isinstance(error, OSError) else error.__context__
         raise MusterError(
             f"the weights could not be written: {cause}",
