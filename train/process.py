@@ -28,15 +28,15 @@ from muster.variables import LaunchVariable, RankReport
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
 
 OF_A_HOST = ("--data=", "--resume=", "--runs-dir=", "--train-num-workers=", "--valid-num-workers=")
-"""Options that hosts may differ in: how many cores there are, and paths, as of a copy of the data on each host."""
+"""Options that may differ between hosts: numbers of workers, which depend on the cores, and paths, as of local data."""
 
 
 @dataclass
 class Process:
-    """This process's place in the world, as far as it has got.
+    """A rank's process: its world, and the threads that watch the other ranks, as far as they have been started.
 
     Attributes:
-        world: of this process alone, until it has met the others.
+        world: a world of this process alone, until it has connected to the other ranks.
     """
 
     world: World = field(default_factory=lambda: World(store=HashStore()))
@@ -44,7 +44,7 @@ class Process:
     heartbeat: Heartbeat | None = None
 
     def train(self, strategy: str, options: Options, guard: parent.Guard) -> None:
-        """One rank's run; what the user can mend comes out as SystemExit, which torchrun does not show as a crash."""
+        """Runs the training; raises errors for the user as SystemExit, which torchrun does not show as a crash."""
         try:
             alone = read_environment(os.environ, options.timeout_s)
             self.world = replace(alone, store=PrefixStore("muster", connect(alone)))
@@ -64,12 +64,12 @@ class Process:
             raise SystemExit(explained.code) from explained
 
     def answer(self, error: BaseException) -> int:
-        """Says what happened, to the user and to the other ranks; returns the exit code."""
+        """Reports `error` to the user and to the other ranks; returns the exit code."""
         trace = "".join(traceback.format_exception(error)).rstrip("\n")
         if not DEBUG and faults.is_echo(error):
             console.log_line(trace)
             if self.heartbeat is not None:
-                self.heartbeat.wait_for_cause()  # gives time for the rank that ended to be missed
+                self.heartbeat.wait_for_cause()  # gives the heartbeats time to find the rank that ended
             lost = "" if self.heartbeat is None else self.heartbeat.lost
             error = report_lost_store(self.world, lost) if lost else faults.connection_lost(error, self.world)
         if isinstance(error, MusterError):
@@ -82,8 +82,8 @@ class Process:
             fault = faults.Fault(self.world.rank, self.world.host, code, wrong.partition("\n")[0])
             fault = faults.publish(self.world, fault, self.world.store)
             if (fault.rank != self.world.rank or self.world.status.end_reported) and not DEBUG:
-                # That rank, or this one's heartbeat, has said what is wrong. Another host, which may have a terminal of
-                # its own, gets one line; more would only bury it.
+                # That rank, or this one's heartbeat, has reported the error. Each other host, which may have a terminal
+                # of its own, prints one line: more would bury the report.
                 console.log_line(trace)
                 faults.report_end(self.world, fault, is_shown=fault.host != self.world.host)
                 return fault.code
@@ -98,10 +98,10 @@ class Process:
         return code
 
     def leave(self, *, failed: bool) -> bool:
-        """Takes this rank out of the world, in the order that lets the others hear of it.
+        """Ends this rank's part in the world, in an order in which the others learn that it leaves.
 
         Returns:
-            whether all threads that ask the store have ended.
+            whether all threads that use the store have ended.
         """
         manager.release()
         close_group()
@@ -115,7 +115,7 @@ class Process:
 
 
 def meet(world: World, strategy: str, options: Options) -> World:
-    """`world` with its devices, its process group started."""
+    """Checks that the ranks fit together, and starts their process group; returns `world` with device and backend."""
     faults.agree(world, lambda: check_same_start(world, strategy, options))
     if options.preflight:
         from muster.check.doctor.run import preflight  # here and not above: most runs do without
@@ -127,7 +127,7 @@ def meet(world: World, strategy: str, options: Options) -> World:
     local_world_size = world.local_world_size or world.hosts.count(world.host)
     backend = faults.agree(world, lambda: backend_for(options.backend, device, strategy, share_gpus=options.share_gpus))
     if backend == "nccl" and options.cpu_offload:
-        backend = "cpu:gloo,cuda:nccl"  # norms of what stays in the host's memory are added up there
+        backend = "cpu:gloo,cuda:nccl"  # gloo adds up the norms of gradients in the host's memory
     has_group = world.world_size > 1 or options.single_rank_group
     world = replace(world, backend=backend if has_group else None, local_world_size=local_world_size)
     if "nccl" in (world.backend or ""):
@@ -137,7 +137,7 @@ def meet(world: World, strategy: str, options: Options) -> World:
 
 
 def check_same_start(world: World, strategy: str, options: Options) -> None:
-    """Refuses ranks that were started differently: replicas drift apart by a learning rate, unnoticed.
+    """Refuses ranks that were started differently: another learning rate alone makes replicas diverge unnoticed.
 
     Raises:
         MusterError: the rank that came first has another image, another torch or other options than this one.
@@ -156,26 +156,26 @@ def check_same_start(world: World, strategy: str, options: Options) -> None:
 
 
 def run_process(strategy: str, options: Options, guard: parent.Guard) -> None:
-    """Trains on this rank; what goes wrong becomes three lines, or a traceback, and an exit code."""
+    """Trains on this rank; reports an error in three lines or as a traceback, and ends the process with its code."""
     if not DEBUG:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"(torch(vision)?|PIL)\.")
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch(vision)?\.")
-        warnings.filterwarnings("ignore", "Image size", module=r"PIL\.")  # of scans; twice as large ones are refused
+        warnings.filterwarnings("ignore", "Image size", module=r"PIL\.")  # for scans; PIL refuses twice as large ones
     process, code = Process(), 0
     with interruption.clearing_up():
         try:
             record(process.train)(strategy, options, guard)  # so that torchrun's summary names the error
         except BaseException as error:
             cause = error.__cause__ if isinstance(error, SystemExit) else None
-            # Ctrl-C also ends what this rank waits for, and other errors may come of that.
+            # Ctrl-C also ends processes that this rank waits for, which may raise other errors here.
             code = process.answer(KeyboardInterrupt() if interruption.current.has_come else cause or error)
             faults.end_soon(code, 4 * faults.GRACE_S)
         has_left = process.leave(failed=code != 0)
-        if LaunchVariable.RANK_REPORTS not in os.environ:  # without an agent, whose work this is
+        if LaunchVariable.RANK_REPORTS not in os.environ:  # without an agent, which does this otherwise
             code = code_for_job(code, prints=process.world.main)
         console.close(code)
     if code or not has_left:
-        # The destructors of a group that broke can abort the process, and so put a signal in place of the code. So can
-        # a thread that comes back from the store into an interpreter that has ended.
+        # The destructors of a broken group can abort the process, which then ends by a signal and not with the code. So
+        # can a thread that returns from the store into an interpreter that has ended.
         os._exit(code)
     interruption.finish()

@@ -1,7 +1,7 @@
 """`python -m muster.train.selftest`: trains here with each strategy, and compares with one process: PASS or FAIL.
 
-Each row compares trainings on this machine, in fp32, of a small transformer on this program's own sources, with those
-of one process that accumulates over the same micro-batches. For whoever has to trust an installation.
+Each row trains a small transformer on this program's own sources, in fp32 on this machine, and compares the results
+with those of one process that accumulates over the same micro-batches: a check of an installation.
 """
 
 import sys
@@ -37,15 +37,15 @@ from muster.train.checkpoint import manager
 
 HERE = Path(__file__).parent
 LIMITS = {"cpu": 1e-6, "cuda": 1e-5}
-"""The largest relative difference that passes, by device, of weights and losses in fp32 (a rounding is 6e-8).
+"""By device: the largest relative difference of weights and losses in fp32 that passes (one rounding is 6e-8).
 
-On CPUs the same kernels compute a micro-batch in all worlds, and sums over micro-batches and ranks alone come in
-another order. GPUs take other kernels for other shapes, and add up by atomics: the order within layers changes too.
-Their limit is an estimate: gradients 1e-4 apart at most, of updates that are a tenth of the weights at most.
+On CPUs the same kernels compute a micro-batch in every row, and only sums over micro-batches and ranks change their
+order. GPUs take other kernels for other shapes, and sum by atomics: the order within layers changes too. Their limit is
+an estimate: gradients that differ by at most 1e-4, in updates of at most a tenth of the weights.
 """
 
 PARTS = 8
-"""Micro-batches of a step, in all worlds."""
+"""Micro-batches of a step, whatever the number of ranks."""
 
 GRACE_S = 20
 """Seconds in which ranks end by themselves when one of them has failed."""
@@ -62,7 +62,7 @@ COMMON = (
 )
 STEPS = {
     "sgd": ("--optimizer=sgd", "--lr=0.1", "--clip-norm=1", "--max-steps=3"),
-    # It divides gradients by their own size: the last bits of one near 0 become a whole step, and must be the same.
+    # AdamW divides gradients by their own size: near 0, their last bits decide a whole step, and must be the same.
     "adamw": ("--optimizer=adamw", "--deterministic", "--max-steps=3"),
 }
 """Options of the trainings that make a row."""
@@ -73,7 +73,7 @@ EVERYWHERE = ("--batch-size", "--accumulate", "--microbatches", "--device", "--s
 
 @dataclass(frozen=True)
 class Case:
-    """A row: the strategy, its number of ranks, and what it needs besides to see the same micro-batches."""
+    """A row of the table: a strategy, its number of ranks, and options with which it has the same micro-batches."""
 
     strategy: str
     num_ranks: int
@@ -81,7 +81,7 @@ class Case:
 
 
 def split(num_shares: int) -> tuple[str, ...]:
-    """Options by which `num_shares` ranks with data of their own go through all parts."""
+    """Options with which `num_shares` data-parallel ranks compute the PARTS micro-batches of a step."""
     return ("--batch-size=1", f"--accumulate={PARTS // num_shares}")
 
 
@@ -90,7 +90,7 @@ PLAIN = ("gpipe", "1f1b")
 
 
 def cases(num_ranks: int) -> list[Case]:
-    """What can be tried with `num_ranks` (2, 4 or 8) ranks; with 1 what can be tried in a group of one."""
+    """The cases for up to `num_ranks` (2, 4 or 8) ranks; for 1 those that can run in a group of one rank."""
     line = ("--batch-size=8", "--microbatches=8", "--pipeline-parallel=2")
     own = split(num_ranks)
     if num_ranks == 1:
@@ -123,20 +123,20 @@ def cases(num_ranks: int) -> list[Case]:
 
 
 def run_ranks(argv: Sequence[str], num_ranks: int, output: Path) -> None:
-    """Runs the trainer with `argv` in `num_ranks` processes; what they print goes to files that begin with `output`.
+    """Runs the trainer with `argv` in `num_ranks` processes; each prints into a file of its own, `output`-RANK.
 
     Torch is loaded once, by a server that forks a process for each rank.
 
     Raises:
-        MusterError: one failed.
+        MusterError: a rank failed.
     """
     get_context("forkserver").set_forkserver_preload(LOADED)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = (list(argv), num_ranks, port, str(output))
-    resource_tracker.ensure_running()  # its start lets signals through that are held
-    # They hear Ctrl-C when they have their answer to it.
+    resource_tracker.ensure_running()  # not within `held`, as its start unblocks signals
+    # The ranks get a Ctrl-C that comes now once they have a handler for it.
     with interruption.held():
         ranks = start_processes(become, arguments, nprocs=num_ranks, join=False, start_method="forkserver")
     assert ranks is not None
@@ -156,7 +156,7 @@ def become(rank: int, argv: list[str], num_ranks: int, port: int, output: str) -
     file = os.open(f"{output}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for stream in (1, 2):
         os.dup2(file, stream)
-    # Not the world of a job's step, of which the program that started this may be a rank.
+    # The program that started this may be a rank in a job's step, whose world is another one.
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     if num_ranks > 1:
@@ -169,7 +169,7 @@ def become(rank: int, argv: list[str], num_ranks: int, port: int, output: str) -
 
 
 def launch(case: Case, steps: str, folder: Path) -> dict[str, Any]:
-    """The state that `case` has trained by `steps`, on ranks of this machine."""
+    """Trains `case` with the options STEPS[`steps`] on this machine; returns the state in its last checkpoint."""
     run = Path(tempfile.mkdtemp(dir=folder))
     argv = [case.strategy, *COMMON, *STEPS[steps], *case.options, f"--name={run.name}", f"--runs-dir={folder}"]
     run_ranks(argv, case.num_ranks, run / "rank")
@@ -177,13 +177,13 @@ def launch(case: Case, steps: str, folder: Path) -> dict[str, Any]:
 
 
 def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """How far tensors are from others, relative to the first."""
+    """The norm of the difference of two sets of tensors, relative to the norm of `one`."""
     mine, theirs = (torch.cat([values[name].double().flatten() for name in sorted(values)]) for values in (one, other))
     return ((mine - theirs).norm() / mine.norm()).item()
 
 
 def compare(case: Case, singles: Mapping[str, Any], folder: Path, limit: float = LIMITS["cpu"]) -> dict[str, Any]:
-    """The row of `case` beside the single process, whose states are `singles`."""
+    """Trains `case`; returns its row, with the differences from the states `singles` of the single process."""
     started = time.perf_counter()
     row: dict[str, Any] = {"strategy": case.strategy, "ranks": case.num_ranks, "options": " ".join(case.options)}
     row |= dict.fromkeys(COLUMNS)
@@ -192,7 +192,7 @@ def compare(case: Case, singles: Mapping[str, Any], folder: Path, limit: float =
             found = launch(case, steps, folder)
             row[steps] = apart(single["model"], found["model"])
             loss, its = (state["progress"]["history"][-1]["valid_loss"] for state in (single, found))
-            # Of numpy: the maximum of NaN and a number is NaN, which fails.
+            # numpy's maximum of NaN and a number is NaN, which fails.
             row["loss"] = float(np.maximum(row["loss"] or 0.0, abs(loss - its) / loss))
         row["passed"] = all(row[column] is None or row[column] < limit for column in COLUMNS)
     except MusterError as error:
@@ -205,17 +205,17 @@ def main() -> None:
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    # One thread: with another number of threads sums come in another order.
+    # One thread: another number of threads changes the order of sums.
     os.environ["OMP_NUM_THREADS"] = "1"
-    # fp32 is fp32: containers may have turned it into tf32, which has 10 bits.
+    # Containers may have switched on TF32 in place of fp32; its mantissa has 10 bits.
     os.environ |= {"NVIDIA_TF32_OVERRIDE": "0", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0"}
     num_gpus = torch.cuda.device_count()
     num_ranks = asked.ranks or max((number for number in (1, 2, 4, 8) if number <= num_gpus), default=2)
     device = "cuda" if num_ranks <= num_gpus else "cpu"
-    # On GPUs gradients are not added up exactly, and AdamW would make much of it.
+    # On GPUs gradients are not added up exactly, and AdamW would magnify the differences.
     trainings = [steps for steps in STEPS if steps != "adamw" or device == "cpu"]
     with interruption.command(parser.prog), tempfile.TemporaryDirectory(prefix="selftest-") as name:
-        # As without this handler, but for the folder, which may lie in the memory of a node.
+        # Ends as without this handler, but removes the folder, which may lie in the node's memory.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
             rows = make_rows(cases(num_ranks), trainings, Path(name), device, sys.stderr if asked.json else sys.stdout)
@@ -236,7 +236,7 @@ def main() -> None:
 def make_rows(
     wanted: Sequence[Case], trainings: Sequence[str], folder: Path, device: str, out: TextIO
 ) -> list[dict[str, Any]]:
-    """The rows of the cases `wanted`; prints each to `out` as soon as it is there: all of them take minutes.
+    """Trains the cases `wanted`; returns their rows, and prints each to `out` when it is done: all take minutes.
 
     Raises:
         MusterError: the single process failed.
