@@ -31,13 +31,13 @@ from muster.train.reporting.summary import Log, Setup, collect, command, results
 from muster.units import plural
 
 SYNC_STEPS = 10
-"""Steps between two sums over all ranks, and between two lines of metrics.jsonl up to step LOG_ALL, at most."""
+"""The most steps between sums over all ranks, and by default, up to step LOG_ALL, between lines of metrics.jsonl."""
 
 WAIT_S = 2.0
-"""About how long a warning may wait for the next sum over all ranks; with long steps there is one after each."""
+"""About how many seconds a warning may wait for the next sum over all ranks; longer steps each have a sum."""
 
 LOG_ALL, LOG_STEPS = 1000, 50
-"""The last of these steps, and how many lie between two lines after it."""
+"""The step after which metrics.jsonl by default has fewer lines, and the number of steps between those."""
 
 
 class Trainer:
@@ -45,9 +45,9 @@ class Trainer:
 
     Attributes:
         name: of the strategy.
-        given: the options as the user gave them; `options` have what was left open.
+        given: the options as the user gave them; in `options` the defaults that depend on others are filled in.
         settings: the options with `auto` and `default` resolved, as summaries and checkpoints have them.
-        model: as its strategy has wrapped it; `trained` is what training changes of it.
+        model: with the wrapper of its strategy; `trained` has it without, and its optimizer.
         notice: whether this rank was warned that it will be stopped.
         warned: whether any rank was warned; the same on all ranks, which stop after this step.
         is_due: whether a checkpoint within the epoch is due; the same on all ranks.
@@ -80,7 +80,7 @@ class Trainer:
         self.show_header()
 
     def check(self) -> None:
-        """Raises MusterError, on all ranks, where this world can't train as the options say."""
+        """Loads the strategy; raises MusterError, on all ranks, where this world can't train as the options say."""
         options, world = self.options, self.world
         clock = os.environ if world.main else {}
 
@@ -108,7 +108,7 @@ class Trainer:
         self.options = replace(options, **workers)
 
     def build_model(self) -> None:
-        """Builds the model as one process has it: on each rank with the same weights, or with none yet."""
+        """Builds the unsharded model on each rank: with the same weights, or, of a transformer, with shapes only."""
         options, world, source = self.options, self.world, self.source
         self.precision = optim.choose_precision(options, world)
         choose_kernels(options, world)
@@ -157,7 +157,7 @@ class Trainer:
         self.run.notes += differences(before, self.settings, self.world)
 
     def show_header(self) -> None:
-        """Shows what will run, and what the user should know of it."""
+        """Prints the header of the run, and the notes for the user."""
         options, world, source = self.options, self.world, self.source
         self.display = Display(options, source.unit, self.setup.targets_of_step, enabled=world.main)
         self.display.header(header(self.setup))
@@ -174,7 +174,7 @@ class Trainer:
             self.display.note(note)
 
     def fit(self) -> None:
-        """Trains to the end, until the last checkpoint is written, and leaves a summary.
+        """Trains to the end, waits for the last checkpoint, and writes the summary.
 
         Raises:
             Preempted: the run was warned; its state is in a checkpoint.
@@ -185,12 +185,12 @@ class Trainer:
             self.display.note(f"the run is complete already ({done}); a larger --epochs or --max-steps continues it")
             return
         if world.main and self.run.resumed_from is not None:
-            # Not before: what can't be continued keeps its options.
+            # Only now: a run that could not be continued keeps its config.toml.
             write_file(self.run.folder / "config.toml", to_toml(self.name, self.given))
         with nullcontext() if options.track == "none" else self.open_tracker() as self.tracker:
-            # A folder without a checkpoint has lines of a run that failed in it, if any: none of the one that goes on.
+            # In a folder without a checkpoint, lines can only be those of a failed run, and are dropped.
             self.log = Log(self.run.folder, progress.step if saved(self.run.folder) else 0) if world.main else None
-            # All at once: a warning ends those that don't listen yet, which others would take for a fault.
+            # All ranks at once: a warning kills a rank that does not listen yet, which others would take for a fault.
             world.gather(None)
             self.notice.listen()
             before_s = 0.0 if self.log is None else self.log.seconds
@@ -227,13 +227,13 @@ class Trainer:
         return self.world.gather(has_one)[0]
 
     def open_tracker(self) -> trackers.Tracker:
-        """Opens the tracker that rank 0 sends the numbers of metrics.jsonl to."""
+        """Opens the tracker, to which rank 0 sends the values of metrics.jsonl."""
         kind = self.options.track if self.world.main else "none"
         place = self.run.folder, self.progress.step, self.settings
         return agree(self.world, lambda: trackers.open_tracker(kind, *place, self.display.note))
 
     def begin(self) -> None:
-        """Prepares the first step: how it is computed, how many there are, when the ranks add up their progress."""
+        """Prepares the first step: how gradients are computed, the number of steps, the sums over all ranks."""
         options, world, progress = self.options, self.world, self.progress
         assert isinstance(self.train.sampler, TrainSampler)
         assert options.lr is not None
@@ -249,7 +249,7 @@ class Trainer:
         self.highest_lr = optim.highest_lr(options.lr, options.lr_scale, world.dp_size * options.accumulate)
         self.times.waits = world.waits
         if options.profile:
-            # Hooks that name a layer would have a compiled model compiled again.
+            # The hooks that name layers would cause a compiled model to be compiled again.
             units = set(models.blocks_of(self.trained.model)) if options.compile == "off" else set()
             layers = {name: module for name, module in self.trained.model.named_modules() if module in units}
             num_steps = self.num_steps - progress.step
@@ -271,7 +271,7 @@ class Trainer:
             with compilation.uncompiled(self.options):
                 valid = None if self.warned else self.evaluate()
             if valid is None:
-                # There may be no time to validate. Who goes on does, when the epoch is complete.
+                # There may be no time to validate: the run that continues does so at the end of the epoch.
                 self.warned = True
                 self.save(progress, own)
                 return
@@ -288,7 +288,7 @@ class Trainer:
                 progress.epoch, progress.sample, progress.sums = epoch + 1, 0, [0.0, 0.0, 0.0]
             self.record({"kind": "epoch", **record})
             self.display.epoch(record)
-            # In the middle of an epoch each rank goes on from its own, as if it had not stopped.
+            # Within an epoch each rank continues from its own statistics, as if the run had not stopped.
             self.save(progress, {} if progress.epoch > epoch else own)
             is_warned = torch.tensor(float(bool(self.notice.reason)), dtype=torch.float64, device=self.world.device)
             self.warned = bool(self.world.all_reduce(is_warned).item())
@@ -304,7 +304,7 @@ class Trainer:
         sums = Sums(self.world.device)
         self.display.start_epoch(progress.epoch, sampler.num_steps)
         self.times.start()
-        self.sync.since = progress.step, time.perf_counter()  # what lay between epochs was no step's
+        self.sync.since = progress.step, time.perf_counter()  # the time between epochs belongs to no step
         batches = iter(self.train)
         done = 0
         for done in range(1, sampler.num_steps + 1):
@@ -312,10 +312,10 @@ class Trainer:
             self.times.step()
             if progress.step < self.sync.next:
                 continue
-            # The sum that was begun some steps ago is there by now: on all ranks alike, and no device is waited for.
+            # Reads the sum that was begun some steps ago, the same on all ranks, without waiting for recent steps.
             self.finish_sync(sums)
             self.display.step(done, progress.step)
-            # After the last step one is written anyway.
+            # After the last step of the epoch a checkpoint is written anyway.
             if self.is_due and not self.warned and done < sampler.num_steps:
                 self.save_midway(sums, done)
             self.start_sync(sums)
@@ -337,7 +337,7 @@ class Trainer:
             with self.times.waiting():
                 inputs, targets = next(batches)
             world.status.enter(COMPUTING)
-            # By block and not by rank: dropout too is then the same whatever the world size.
+            # Seeded by block and not by rank, so that dropout too does not depend on the world size.
             block = turn * world.dp_size + world.dp_rank
             reseed(world.device, options.seed, "model", progress.step, block)
             alone = self.strategy.without_sync(self.model) if turn + 1 < options.accumulate else nullcontext()
@@ -361,7 +361,7 @@ class Trainer:
         Each sample counts once over all ranks.
 
         Raises:
-            SharedFault: those counted are not those there are; or their loss is no number.
+            SharedFault: not every sample was counted once, none can be read, or the loss is NaN.
         """
         model, world = self.strategy.unwrap(self.model), self.world
         model.eval()
@@ -386,12 +386,12 @@ class Trainer:
             seen = f"{totals[2]:.0f} counted and {totals[3]:.0f} skipped of {expected}, --data={self.options.data}"
             raise SharedFault(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
         if math.isnan(totals[0]):
-            # The steps have spoilt the weights, and there may be no other whose loss would tell.
+            # The weights are spoilt, and there may be no further step whose loss would show it.
             raise self.divergence(f"the validation loss is nan after step {self.progress.step}", self.progress.step + 1)
         return totals[:3]
 
     def save(self, progress: Progress, own: Statistics) -> None:
-        """Writes a checkpoint, on all ranks; `own` are this rank's running statistics, where others have other ones."""
+        """Writes a checkpoint, on all ranks; `own` are this rank's running statistics before their mean, or none."""
         world = self.world
         world.status.enter(CHECKPOINT)
         self.manager.save(
@@ -412,7 +412,7 @@ class Trainer:
         self.is_due = False
 
     def save_midway(self, sums: Sums, steps: int) -> None:
-        """Writes a checkpoint within an epoch, `steps` after it was begun or resumed; training is not changed by it."""
+        """Writes a checkpoint `steps` after the epoch was begun or resumed, without changing the training."""
         started = time.perf_counter()
         self.times.stop()
         all_sums, sample = self.settle(sums, steps)
@@ -422,7 +422,7 @@ class Trainer:
             tensor.copy_(own.get(name, tensor))
         self.times.start()
         step, before = self.sync.since
-        self.sync.since = step, before + time.perf_counter() - started  # of which none was a step's
+        self.sync.since = step, before + time.perf_counter() - started  # the time to save belongs to no step
 
     def settle(self, sums: Sums, steps: int) -> tuple[list[float], int]:
         """The sums over all ranks and the used samples of the epoch, `steps` after it was begun or resumed."""
@@ -434,17 +434,17 @@ class Trainer:
         return all_sums, self.progress.sample + steps * self.sampler.global_batch
 
     def refuse(self, loss: float, sums: Sums) -> None:
-        """Raises SharedFault, on all ranks, with the step and the rank where the loss was the first to be no number."""
-        self.gradients.check()  # which may know a nearer reason, and raises it
+        """Raises SharedFault, on all ranks, with the step and the rank where a loss was first not finite."""
+        self.gradients.check()  # raises the error of damaged gradients, which says more
         first, now = int(sums.first_bad), self.progress.step
-        # Each rank counts back by its own batches: in a pipeline not all of them know losses.
+        # Each rank counts back by its own batches: in a pipeline only some ranks know losses.
         own = [now - (sums.num_batches - 1 - first) // self.options.accumulate, first]
         bad = [(*found, rank) for rank, found in enumerate(self.world.gather(own)) if found[1] >= 0]
         step, _, rank = min(bad, default=(now, 0, 0))
         raise self.divergence(f"the training loss is {loss} from step {step} on, where rank {rank} was the first", step)
 
     def divergence(self, wrong: str, step: int) -> SharedFault:
-        """A loss that is no number, of the weights with which `step` begins."""
+        """The error for a loss that is not finite, computed from the weights with which `step` begins."""
         goes_on = ""
         if self.saved_step is not None:
             # The first loss after a checkpoint is that of the checkpoint's own weights.
@@ -460,7 +460,7 @@ class Trainer:
 
     @torch.no_grad()
     def average_statistics(self) -> Statistics:
-        """Makes the running statistics of batch normalisation the mean over all ranks; returns what this rank had."""
+        """Replaces the running statistics of batch normalisation by their mean over all ranks; returns the former."""
         statistics = self.trained.statistics()
         if self.world.world_size == 1 or not statistics:
             return {}
@@ -486,7 +486,7 @@ class Trainer:
         return self.world.main and 0 < 60 * self.options.save_every <= time.monotonic() - self.last_save
 
     def line_now(self) -> dict[str, Any] | None:
-        """What a line of metrics.jsonl says of now; None where there is none at this step. Nothing waits for it."""
+        """The values for this step's line of metrics.jsonl; None where it has none. Does not wait for the device."""
         step = self.progress.step
         is_late = step > LOG_ALL and not self.options.log_every
         if not self.world.main or step % (LOG_STEPS if is_late else self.log_every):
@@ -496,10 +496,10 @@ class Trainer:
         return {"step": step, "lr": lr, **self.times.recent(num_targets, self.source.unit)}
 
     def finish_sync(self, sums: Sums) -> None:
-        """Shows and logs the loss of all ranks in the epoch, by the sum that was begun before.
+        """Shows and logs the epoch's loss over all ranks, by the sum that was begun before; notes warnings of any rank.
 
         Raises:
-            SharedFault: on all ranks, where it is no number.
+            SharedFault: on all ranks, where the loss is not finite.
         """
         self.report_saves()
         if not (found := self.sync.finish(self.progress.step)):
@@ -552,13 +552,13 @@ class Trainer:
 
 
 class ProgressSync:
-    """Adds up the progress of all ranks, after the same steps (or batches) on each. Nothing waits for the device.
+    """Adds up the progress of all ranks, after the same steps (or batches) on each, without waiting for the device.
 
-    A sum begins after one step and is read after a later one, by when it is there.
+    A sum begins after one step and is read after a later one, when it is complete.
 
     Args:
-        done: steps that are done already.
-        every: there is a sum after each multiple of so many steps, besides.
+        done: the number of steps that are done already.
+        every: besides, a sum begins after each multiple of this number of steps.
 
     Attributes:
         next: the step after which the next sum begins.
@@ -587,7 +587,7 @@ class ProgressSync:
             self.copied.record()
 
     def finish(self, done: int) -> list[float]:
-        """How many ranks had each flag, then the sums of the values; empty where no sum was begun."""
+        """Reads the sum: the number of ranks with each flag, then the sums of values; empty where none was begun."""
         self.next = max(self.next, done + 1)
         if self.sums is None:
             return []
@@ -595,7 +595,7 @@ class ProgressSync:
             self.copied.synchronize()
         step_s, *rest = self.sums.tolist()
         self.sums = self.copied = None
-        # Divisors of ten, so that the steps of which metrics.jsonl has a line are among them.
+        # Divisors of ten, so that the steps with a line in metrics.jsonl are among them.
         wanted = WAIT_S / max(step_s, 1e-9)
         steps = min(SYNC_STEPS, max((steps for steps in (10, 5, 2) if steps <= wanted), default=1))
         self.next = min((done // size + 1) * size for size in (steps, self.every))
@@ -603,14 +603,14 @@ class ProgressSync:
 
 
 def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int, float]:
-    """The steps of the whole run, how many steps a cosine is ahead of them, and the step at which it begins.
+    """The number of steps of the run, by how many its cosine is ahead of them, and the step at which the cosine begins.
 
-    A run that goes on with another number of ranks has made steps of another size. Its cosine follows the data that
-    is used, from the end of the warm-up to that of the run; with `--max-steps` or `--lr-steps` it follows the steps.
+    A run that is continued with another number of ranks has made steps of another size. Its cosine follows the samples
+    used, from the end of the warm-up to the end of the run; with `--max-steps` or `--lr-steps` it follows the steps.
     """
     warmup = options.warmup_steps
     epoch_steps = sampler.num_samples // sampler.global_batch
-    sample = min(progress.sample, sampler.num_samples)  # the data may be fewer than they were
+    sample = min(progress.sample, sampler.num_samples)  # the data set may have become smaller
     left = (options.epochs - progress.epoch - 1) * epoch_steps
     left += (sampler.num_samples - sample) // sampler.global_batch
     num_steps = progress.step + left
@@ -618,9 +618,9 @@ def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple
         return options.max_steps, 0, warmup
     if options.lr_steps:
         return num_steps, 0, warmup
-    # A checkpoint of an older version does not know the data of its warm-up.
+    # A checkpoint of an older version has no number of samples for its warm-up.
     warmed = progress.warmed or min(warmup, progress.step) * sampler.global_batch
-    # From what is left, and with one division: the same bits wherever a run of as many ranks is stopped again.
+    # From what is left, and with one division: the same bits wherever a run with this number of ranks was stopped.
     start = (warmed + max(0, warmup - progress.step) * sampler.global_batch) / sampler.global_batch
     return num_steps, options.epochs * epoch_steps - num_steps, start
 
@@ -628,8 +628,8 @@ def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple
 def lr_at(options: Options, highest: float, step: int, num_steps: int, ahead: int, start: float) -> float:
     """The learning rate of `step` (from 0): a linear warm-up, then constant, or down half a cosine (arXiv 1608.03983).
 
-    A constant rate does not depend on the end of the run, so that it can be continued beyond. A cosine ends at
-    `--lr-steps`, or at the last of the `num_steps`, is `ahead` of the steps, and begins at `start`: after the warm-up.
+    A constant rate does not depend on the end of the run, which can therefore be extended. A cosine begins at `start`,
+    after the warm-up, is `ahead` of the steps, and ends at `--lr-steps`, or at the last of the `num_steps`.
     """
     if step < options.warmup_steps:
         return highest * (step + 1) / options.warmup_steps
@@ -641,7 +641,7 @@ def lr_at(options: Options, highest: float, step: int, num_steps: int, ahead: in
 
 
 def choose_kernels(options: Options, world: World) -> None:
-    """Takes the fastest kernels, or with `--deterministic` those that give the same bits at each run."""
+    """Selects the fastest kernels, or with `--deterministic` those that give the same bits in each run."""
     if options.deterministic:
         # cuBLAS reads it when it starts (docs.nvidia.com/cuda/cublas, results reproducibility).
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -655,7 +655,7 @@ def choose_kernels(options: Options, world: World) -> None:
 
 @contextmanager
 def explain_nondeterminism() -> Iterator[None]:
-    """A context in which torch's refusal to compute by a kernel that is not deterministic is a user's error."""
+    """A context that turns torch's refusal to use a nondeterministic kernel into an error for the user."""
     try:
         yield
     except RuntimeError as error:
