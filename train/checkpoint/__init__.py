@@ -1,1 +1,1 @@
-"""What a run leaves to go on from."""
+"""Checkpoints (manager.py), their files (storage.py), and the run's folder that has them (run_directory.py)."""

@@ -1,9 +1,9 @@
-"""Checkpoints of a run: saved whole or not at all, found again, and checked while they are read.
+"""Checkpoints of a run: writes them completely or not at all, finds them, and checks their data on reading.
 
-Each is a folder `step-00000010/`, written by all ranks at once (storage.py), for any strategy and number of ranks to
-read. It gets that name when it is complete, and `latest` names it then.
+Each is a folder `step-00000010/`, written by all ranks at once (storage.py), and readable by any strategy and number of
+ranks. It gets this name when it is complete, and the file `latest` then names it.
 
-One training at a time writes into a run's folder: `claim` makes it the one, and what has lost it writes no more.
+Only one training at a time writes into a run's folder: it claims the folder (`claim`), and stops if it loses it.
 """
 
 import os
@@ -46,33 +46,33 @@ from muster.variables import RankReport
 NAME = re.compile(r"step-(\d+)")
 LATEST = "latest"
 REPLACED = ".old.partial"
-"""The end of the name of a checkpoint in whose place another of the same step is put."""
+"""The suffix of a checkpoint's name while another one of the same step replaces it."""
 
 WRITER = ".writer"
-"""The file in a run's folder that says which process alone writes there."""
+"""The file in a run's folder that names the only process that may write there."""
 
 claimed: dict[Path, bytes] = {}
-"""What this process has written into that file, by the run's folder, since when it is the one."""
+"""By run folder that this process has claimed: the content that it wrote into that file."""
 
 TOUCH_S, SILENT_S = 5.0, 20.0
-"""How often it touches that file, and for how long another one looks whether it does, in seconds."""
+"""Seconds between two touches of that file, and for how long another process watches it for a touch."""
 
 Read = TypeVar("Read")
 
 WAIT_S = 60
-"""Seconds that a run which fails waits for the checkpoint it has begun."""
+"""Seconds that a failing run waits for the checkpoint that it has begun."""
 
 State = dict[str, Any]
 """A tree of dictionaries; its leaves are tensors, and values that JSON can hold."""
 
 
 def folder_of(run: Path) -> Path:
-    """Where the checkpoints of the run in folder `run` are."""
+    """The folder of the checkpoints of the run in folder `run`."""
     return run / "checkpoints"
 
 
 def split(state: Mapping[str, Any], prefix: str = "") -> tuple[State, dict[str, torch.Tensor]]:
-    """`state` without its tensors, and these by their paths in it (`model/conv1.weight`)."""
+    """Splits `state` into its values that are no tensors, and its tensors by path (`model/conv1.weight`)."""
     plain: State = {}
     tensors: dict[str, torch.Tensor] = {}
     for key, value in state.items():
@@ -90,10 +90,11 @@ class Writer(msgspec.Struct, frozen=True):
     """The process that alone writes into a run's folder: rank 0 of a training.
 
     Attributes:
-        pid: its id in `namespace`, of the kernel that has started with this id: hosts may share a name.
-        started: when it started, in the kernel's ticks since the host did: a later process may have this id. Not in
-            seconds since 1970, which change when the clock is set.
-        launch: the id of its launch, if it has one.
+        pid: its process id in `namespace`.
+        namespace: the kernel's id of the PID namespace, and the id of the kernel's boot: hosts may share a name.
+        started: when it started, in clock ticks since boot, as a later process may have the same id; not in seconds
+            since 1970, which change when the clock is set.
+        launch: the id of its launch; empty without one.
     """
 
     host: str
@@ -104,14 +105,14 @@ class Writer(msgspec.Struct, frozen=True):
 
     @classmethod
     def here(cls, launch: str) -> "Writer":
-        """This process."""
+        """The `Writer` that describes this process."""
         boot = text_of(Path("/proc/sys/kernel/random/boot_id")).strip()
         pid, namespace = os.getpid(), f"{os.readlink('/proc/self/ns/pid')} {boot}"
         return cls(socket.gethostname(), pid, namespace, started(pid) or 0, launch)
 
 
 def started(pid: int) -> int | None:
-    """When this process started, in ticks since its host did; None where there is none.
+    """When process `pid` started, in clock ticks since boot; None where there is no such process.
 
     Source: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html (starttime)
     """
@@ -120,9 +121,9 @@ def started(pid: int) -> int | None:
 
 
 def claim(run: Path, launch: str) -> None:
-    """Makes this process the one that writes into `run`, until `release` or its end.
+    """Makes this process the only one that writes into `run`, until `release` or its end.
 
-    A file says who that is, and is touched every few seconds for those on other hosts to see.
+    A file names it, and is touched every few seconds, which shows processes on other hosts that it is alive.
 
     Raises:
         MusterError: another process trains in it.
@@ -138,7 +139,7 @@ def claim(run: Path, launch: str) -> None:
             found, aside = text_of(path), path.with_name(f"{WRITER}.{own.host}.{own.pid}")
             refuse_second(path, own)
             with suppress(FileNotFoundError):
-                # Of several that have found it dead one alone gets it so; `unlink` could remove another's new one.
+                # Of several processes only one can rename the file of a dead one; `unlink` could remove a new file.
                 path.rename(aside)
                 if text_of(aside) != found:
                     aside.rename(path)
@@ -179,7 +180,7 @@ def is_alive(path: Path, own: Writer) -> bool:
         return other.pid != own.pid and started(other.pid) == other.started
     console.notify(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
     first = touched(path)
-    # Counted and not timed: a file server that stands still holds up the other's touch as it does this look.
+    # Counted and not timed: a file server that hangs delays the other process's touches as it does these checks.
     for _ in range(round(SILENT_S)):
         time.sleep(1)
         if touched(path) != first:
@@ -188,14 +189,14 @@ def is_alive(path: Path, own: Writer) -> bool:
 
 
 def touched(path: Path) -> int | None:
-    """When the file was touched last; None where it is gone. Opened, as network file systems ask their server then."""
+    """The file's last touch, in ns; None where it is gone. Opens it, so that network file systems ask their server."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         return os.fstat(file.fileno()).st_mtime_ns
     return None
 
 
 def release() -> None:
-    """Gives back what this process has claimed, and still has."""
+    """Releases the folders that this process has claimed and not lost."""
     for run in claimed:
         if not is_lost(run):
             with suppress(OSError):
@@ -204,18 +205,18 @@ def release() -> None:
 
 
 def is_lost(run: Path) -> bool:
-    """Whether another process writes into `run`, which this one has claimed: it took this one for dead."""
+    """Whether another process, which took this one for dead, has taken over the folder `run` that this one claimed."""
     own = claimed.get(run)
     try:
         return own is not None and content_of(run / WRITER) != own
     except FileNotFoundError:
-        return os.path.isdir(run)  # the other has ended; without a folder, it is that which is gone
+        return os.path.isdir(run)  # the other process has ended since; without the folder, nobody has taken it over
     except OSError:
-        return False  # what is written next tells what is wrong
+        return False  # the next write reports the error
 
 
 class TakenOver(OSError):
-    """The run's folder is another training's. It passes between ranks, which a MusterError can't."""
+    """Another training has taken over the run's folder. Ranks can send this to each other, unlike a MusterError."""
 
 
 def check_own(run: Path) -> None:
@@ -235,12 +236,12 @@ def taken_over(run: Path) -> MusterError:
 
 
 def partial_of(run: Path, step: int) -> Path:
-    """Where a checkpoint is until it is complete."""
+    """The folder of a checkpoint until it is complete."""
     return folder_of(run) / f".step-{step:08d}.partial"
 
 
 def publish(run: Path, partial: Path, step: int, keep: int) -> None:
-    """Gives a checkpoint that is complete on the disk its name, and removes those that are not kept."""
+    """Gives a checkpoint that is complete on the disk its final name, and removes those that are not to be kept."""
     check_own(run)
     folder = folder_of(run)
     path = folder / f"step-{step:08d}"
@@ -255,25 +256,25 @@ def publish(run: Path, partial: Path, step: int, keep: int) -> None:
 
 
 def put_back(run: Path) -> None:
-    """Names the checkpoints again whose process was killed as another of the same step took their place.
+    """Restores the names of checkpoints whose process was killed while another of the same step replaced them.
 
-    Only where no process writes checkpoints of `run`.
+    To be called only where no process writes checkpoints of `run`.
     """
     for old in folder_of(run).glob(f".step-*{REPLACED}"):
         path = old.with_name(old.name.removeprefix(".").removesuffix(REPLACED))
         if is_checkpoint(old) and not path.exists():
-            with suppress(OSError):  # whoever may not write here may still read the others
+            with suppress(OSError):  # without permission to write here, the others can still be read
                 old.rename(path)
 
 
 def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault:
-    """The error for a user whose checkpoint was not written, on all ranks; what was written of it is removed."""
+    """The error, on all ranks, for a user whose checkpoint was not written; removes what was written of it."""
     rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, TakenOver) or is_lost(run):  # by one that has removed what was half written
+    if isinstance(cause, TakenOver) or is_lost(run):  # the other training has removed what was written
         return SharedFault(**taken_over(run).parts)
     shutil.rmtree(partial_of(run, step), ignore_errors=True)
     if not isinstance(cause, OSError):
-        # torch's own is no Exception: it would pass `close`, and hide why the run ends.
+        # torch's own error is no Exception: `close` would let it through, and it would hide why the run ends.
         raise RuntimeError(f"rank {rank} could not write the checkpoint: {type(cause).__name__}") from error
     kept = latest_of(run).name if step_of(latest_of(run)) >= 0 else None
     return SharedFault(
@@ -285,12 +286,12 @@ def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault
 
 
 def prune(run: Path, step: int, keep: int) -> None:
-    """Removes the checkpoints up to `step` but for the newest `keep`, and what killed processes left half written."""
+    """Removes the checkpoints up to `step` except the newest `keep`, and the incomplete ones of killed processes."""
     old = [path for path in by_step(run) if step_of(path) <= step][keep:]
     for path in [*old, *folder_of(run).glob(".*.partial")]:
-        with suppress(OSError):  # one that may not be removed stays, and is no reason to end
+        with suppress(OSError):  # a checkpoint that can't be removed is no reason to end
             if path.is_dir() and not path.is_symlink():
-                # Without its index it counts no longer, should this be the last that the process does.
+                # The index first: without it this is no checkpoint any more, even if the process is killed here.
                 (path / storage.INDEX).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
             else:
@@ -301,9 +302,9 @@ class CheckpointManager:
     """Writes the checkpoints of a run, on all ranks together.
 
     Args:
-        keep: how many stay.
-        in_background: the ranks go on while they write; a failure is known at the next checkpoint, or at the end.
-        is_shared: whether all hosts have the folder `run`. Else rank 0 writes what all ranks hold alike.
+        keep: how many checkpoints are kept.
+        in_background: whether the ranks train on while they write; a failure is raised at the next one, or at the end.
+        is_shared: whether all hosts have the folder `run`; else rank 0 writes all tensors that all ranks hold alike.
 
     Attributes:
         completed: step and seconds of each checkpoint that is complete on the disk; the trainer reports and removes it.
@@ -312,7 +313,7 @@ class CheckpointManager:
     def __init__(self, run: Path, world: World, *, keep: int, in_background: bool, is_shared: bool = True) -> None:
         self.run, self.is_shared = run, is_shared
         self.keep = keep
-        # A group of its own: what the ranks say to each other in the background must not mix with the training's.
+        # A group of its own: collectives in the background must not mix with those of the training.
         self.group = open_side_group(world)
         self.thread = ThreadPoolExecutor(1, "checkpoint")
         self.under_way: Future[None] | None = None
@@ -336,7 +337,7 @@ class CheckpointManager:
             self.wait()
 
     def _write(self, tensors: State, plain: State, step: int, started: float) -> None:
-        """Writes a checkpoint that was begun at `started`; it is in `completed` before anybody who waits goes on."""
+        """Writes a checkpoint that was begun at `started`, and adds it to `completed` before `wait` returns."""
         partial = partial_of(self.run, step)
         writer = storage.CheckpointWriter(
             partial, plain, lambda: check_own(self.run), lambda: publish(self.run, partial, step, self.keep)
@@ -346,26 +347,27 @@ class CheckpointManager:
         except CheckpointException as error:
             raise not_written(self.run, step, error) from error
         self.completed.append((step, time.perf_counter() - started))
-        can_resume()  # at once: the trainer may stand still before it hears of it
+        can_resume()  # at once: the trainer may hang before it reads `completed`
 
     def wait(self, limit_s: float | None = None) -> None:
-        """Returns when what was begun is complete.
+        """Waits, at most `limit_s`, until the checkpoint that was begun is complete.
 
         Raises:
             MusterError: on all ranks, where it could not be written.
+            TimeoutError: it is not complete after `limit_s`.
         """
         under_way, self.under_way = self.under_way, None
         if under_way is not None:
             under_way.result(limit_s)
 
     def close(self) -> None:
-        """Gives what was begun a while to complete, where the run ends for another reason."""
-        with suppress(MusterError, RuntimeError, TimeoutError):  # that reason is what is reported
+        """Waits a while for the checkpoint that was begun, where the run ends for another reason."""
+        with suppress(MusterError, RuntimeError, TimeoutError):  # the other reason is reported
             self.wait(WAIT_S)
 
 
 def open_stager(world: World) -> DefaultStager:
-    """What copies tensors that training goes on to change, each time into the same memory, which is pinned for GPUs."""
+    """The stager that copies tensors before training changes them, always into the same memory (pinned for GPUs)."""
     is_gpu = world.device.type == "cuda"
     return DefaultStager(
         StagingOptions(
@@ -375,14 +377,14 @@ def open_stager(world: World) -> DefaultStager:
 
 
 def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, is_shared: bool) -> dict[str, Tensor]:
-    """Those of `tensors` that this rank copies and writes; of weights and moments that all ranks hold alike, a share.
+    """The `tensors` that this rank copies and writes: of weights and moments that all ranks hold alike, a share.
 
-    Where their names or sizes differ between ranks, it copies all that it has; torch's planner then finds the copies.
+    Where names or sizes differ between ranks, each copies all that it has, and torch's planner removes duplicates.
 
     Args:
-        group: of all ranks; None where there is one.
-        is_shared: False where rank 0 writes all that all hold alike, and the others no statistics of their own either:
-            a checkpoint is whole without them.
+        group: of all ranks; None where there is one rank.
+        is_shared: if False, rank 0 writes all that the ranks hold alike, and the others leave out their own statistics:
+            a checkpoint is complete without them.
     """
     if group is None:
         return dict(tensors)
@@ -404,7 +406,7 @@ def share_out(tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None, is
 
 
 def step_of(path: Path) -> int:
-    """The step after which the checkpoint at `path` was saved."""
+    """The step after which the checkpoint at `path` was saved; -1 where its name is not a checkpoint's."""
     match = NAME.fullmatch(path.name)
     return int(match[1]) if match else -1
 
@@ -423,7 +425,7 @@ def by_step(run: Path) -> list[Path]:
     """All complete checkpoints of the run, the newest first.
 
     Raises:
-        OSError: their folder is there and can't be read, in which glob would see none.
+        OSError: their folder exists and can't be read; glob would find none in it.
     """
     folder = folder_of(run)
     try:
@@ -442,7 +444,7 @@ def saved(run: Path) -> list[Path]:
 
 
 def latest_of(run: Path) -> Path:
-    """The checkpoint that `latest` names, though it may be gone; where nothing can be read, a path that is none."""
+    """The checkpoint that `latest` names, which may be gone; the folder of checkpoints where `latest` can't be read."""
     return folder_of(run) / text_of(folder_of(run) / LATEST).strip()
 
 
@@ -468,14 +470,14 @@ def load(path: Path) -> State:
 
 
 def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group: dist.ProcessGroup | None) -> None:
-    """Fills `tensors`, whole ones or this rank's parts of them, from the checkpoint at `path`; on all ranks together.
+    """Fills `tensors`, full ones or this rank's shards, from the checkpoint at `path`; to be called on all ranks.
 
     Raises:
         MusterError: on all ranks, where what any of them reads is damaged; some of `tensors` are filled then.
     """
     try:
         with warnings.catch_warnings():
-            # A process that reads alone means to.
+            # Here it is intended that one process reads alone.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             reader = storage.CheckpointReader(path, index["tensors"])
             dcp_load(tensors, storage_reader=reader, process_group=group, no_dist=group is None)
@@ -487,13 +489,13 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
 
 
 def can_resume() -> None:
-    """Notes how to go on where this run ends from now on, for what is said of it here and by its agent."""
+    """Notes that the run can be resumed, for the messages of this process and of its agent when it ends."""
     interruption.current.advice = interruption.GOES_ON
     console.report_to_agent(RankReport.HAS_CHECKPOINT)
 
 
 def load_newest(run: Path) -> tuple[Path, State, list[str]]:
-    """The path and the state of the run's newest checkpoint that is whole, and a note on each newer one.
+    """The path and the state of the run's newest undamaged checkpoint, and a note on each newer one.
 
     Raises:
         MusterError: there are checkpoints, but all are damaged; or there is none.
@@ -504,7 +506,7 @@ def load_newest(run: Path) -> tuple[Path, State, list[str]]:
 
 
 def newest_first(run: Path) -> tuple[list[Path], list[str]]:
-    """What `saved` finds, and a note where a newer one can't be used; MusterError where there is none."""
+    """The checkpoints that `saved` finds, and a note where a newer one is gone; MusterError where it finds none."""
     if not (paths := saved(run)):
         fix = "the folder of a run that has saved checkpoints/step-... in it; or begin a new run"
         raise MusterError("the run has no checkpoint", seen=str(run), fix=fix)
@@ -515,17 +517,17 @@ def newest_first(run: Path) -> tuple[list[Path], list[str]]:
 
 
 def first_whole(paths: list[Path], read: Callable[[Path], Read]) -> tuple[Path, Read, list[str]]:
-    """The first of `paths` that is whole, what `read` makes of it, and a note on each one before.
+    """The first undamaged checkpoint of `paths`, what `read` returns for it, and a note on each one before it.
 
     Raises:
-        MusterError: none is whole, or `read` refuses one for another reason.
+        MusterError: all are damaged, or `read` refuses one for another reason.
     """
     notes: list[str] = []
     for path in paths[:-1]:
         try:
             return path, read(path), notes
         except MusterError as error:
-            # Perhaps by another rank.
+            # By its text, as the error may come from another rank.
             if storage.UNREADABLE not in error.wrong:
                 raise
             notes.append(f"checkpoint {path.name} is passed over: {error.wrong}")
@@ -538,15 +540,15 @@ Statistics = dict[str, Tensor]
 
 @dataclass
 class Progress:
-    """How far a run is: what a checkpoint holds besides the tensors.
+    """The progress of a run, which a checkpoint holds besides the tensors.
 
     Attributes:
-        epoch: epochs that are complete.
-        sample: samples of the epoch under way that are used already: all of them where it is yet to be validated.
+        epoch: the number of complete epochs.
+        sample: samples of the current epoch that have been used; all of them where only its validation is missing.
         step: steps of the optimizer in all.
         warmed: samples used in the steps of the warm-up.
-        sums: summed loss, hits and targets of the epoch under way, over all ranks.
-        history: one record an epoch.
+        sums: summed loss, hits and targets of the current epoch, over all ranks.
+        history: one record for each epoch.
     """
 
     epoch: int = 0
@@ -571,27 +573,27 @@ def is_complete(progress: Progress, options: Options) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """What training changes.
+    """The model and the optimizer: what training changes, and a checkpoint holds.
 
     Attributes:
-        model: as its strategy has spread it, without the strategy's wrapper.
+        model: spread over the ranks by its strategy, without the strategy's wrapper.
     """
 
     model: nn.Module
     optimizer: Optimizer
 
     def parameters(self) -> dict[str, Tensor]:
-        """What the optimizer trains, by name, in its order."""
+        """The parameters that the optimizer trains, by name, in the optimizer's order."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         return {names[parameter]: parameter for group in self.optimizer.param_groups for parameter in group["params"]}
 
     def statistics(self) -> Statistics:
-        """The running statistics, which differ from rank to rank while an epoch is under way."""
+        """The running statistics of batch normalisation, which differ from rank to rank within an epoch."""
         return {name: buffer for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
 
     def state(self) -> State:
-        """Weights, buffers and moments; of a model that is cut over ranks, this rank's parts."""
-        weights = self.model.state_dict()  # first: a model that is cut lets go of what it has gathered
+        """Weights, buffers and moments; of a sharded model, this rank's shards."""
+        weights = self.model.state_dict()  # first: this makes a sharded model free what it has gathered
         moments = {
             name: {key: value for key, value in self.optimizer.state[parameter].items() if isinstance(value, Tensor)}
             for name, parameter in self.parameters().items()
@@ -613,7 +615,7 @@ class TrainState:
             name, _, key = rest.rpartition("/")
             if kind == "optimizer" and name in parameters:
                 like = parameters[name]
-                # Of the weight's own shape, and cut as it is; or a number, such as that of Adam's steps.
+                # Of the weight's shape, and sharded like it; or a scalar, such as the number of Adam's steps.
                 whole = list(like.shape) == entry["shape"]
                 moments[name][key] = torch.zeros_like(like) if whole else torch.zeros(entry["shape"])
         wanted: State = {"model": self.model.state_dict(), "optimizer": {"state": moments}}
@@ -632,7 +634,7 @@ class TrainState:
 
 
 def misfit(index: State, model: nn.Module) -> str | None:
-    """In what the checkpoint's weights differ from those of `model` by name or shape; None if they don't."""
+    """The first difference in name or shape between the checkpoint's weights and those of `model`; None without one."""
     own = {f"model/{name}": list(tensor.shape) for name, tensor in model.state_dict().items()}
     saved = {name: entry["shape"] for name, entry in index["tensors"].items() if name.startswith("model/")}
     for name in sorted(own if getattr(model, "is_part", False) else own | saved):
