@@ -1,4 +1,4 @@
-"""A run's folder, and going on with a run: which one, from which checkpoint, and what that changes.
+"""A run's folder, and how a run is resumed: which run, from which checkpoint, and what differs from before.
 
 Rank 0 chooses the folder, and never one that holds another run.
 """
@@ -37,16 +37,16 @@ RESULT_OPTIONS = (
 assert set(RESULT_OPTIONS) <= {field.name for field in fields(Options)}
 
 LAUNCH = ".launch"
-"""The file in a run's folder that says by which launch it was begun."""
+"""The file in a run's folder that names the launch by which the run was begun."""
 
 
 @dataclass
 class Run:
-    """Where a run leaves its files, and what it continues.
+    """The folder of a run, and the checkpoints that it may continue from.
 
     Attributes:
-        candidates: the checkpoint to continue from, then those to fall back to should it be damaged.
-        notes: what the user should know of the choice.
+        candidates: the checkpoint to continue from, then those to fall back to where it is damaged.
+        notes: lines for the user about this choice.
         is_shared: whether all hosts have the folder.
     """
 
@@ -62,32 +62,32 @@ class Run:
 
 
 def default_name(options: Options, strategy: str) -> str:
-    """Model, data and strategy, in characters that every file system and shell takes as they are."""
+    """The default name of a run: model, data and strategy, in characters that are safe in file systems and shells."""
     source, _, folder = options.data.partition(":")
     words = [options.model, source, Path(folder).name, strategy]
     return "-".join(safe for word in words if (safe := re.sub(r"[^A-Za-z0-9._]+", "-", word).strip("-.")[:60]))
 
 
 def numbered(base: Path) -> list[Path]:
-    """`base`, `base`-2, `base`-3 ...: those that exist."""
+    """The folders `base`, `base`-2, `base`-3 ... that exist."""
     pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
     return [path for path in base.parent.glob("*") if pattern.fullmatch(path.name)]
 
 
 def launch_of(environ: Mapping[str, str], parent: int) -> str:
-    """The word that names this launch through all its restarts; empty where this is none of an agent's own workers.
+    """The id of this launch, the same after restarts; empty where process `parent` is not the agent that passed it.
 
-    The agent gives it, with its process id (entrypoint/agent/agent.py): of what its workers start, nothing is started
-    again.
+    The agent adds its process id (entrypoint/agent/agent.py): processes that its workers start inherit the variable,
+    but are not restarted.
     """
     word, _, agent = environ.get(LaunchVariable.LAUNCH, "").rpartition(".")
     return word if agent == str(parent) else ""
 
 
 def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
-    """The run's folder, made, and the checkpoint to continue from. For rank 0 alone.
+    """Chooses and makes the run's folder, and chooses the checkpoint to continue from; for rank 0 alone.
 
-    A run that was begun by the same `launch` is the one: this process has been started again.
+    A run that the same `launch` began is continued: this process is a restarted one.
 
     Raises:
         MusterError: the folder holds a run that is not to be continued, or what to continue can't be read.
@@ -99,10 +99,10 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
         before = latest(run.folder)
         manager.claim(run.folder, launch)
         if latest(run.folder) != before:
-            # Another process has saved a checkpoint, and ended, while this one looked whether it still trains.
+            # Another process has saved a checkpoint, and ended, while this one checked whether it still trains.
             manager.release()
             return choose_run(options, strategy, launch)
-        if launch and begun is None:  # should it start its ranks again
+        if launch and begun is None:  # for `begun_by`, after a restart of the ranks
             start = {"launch": launch, "resumed_from": str(run.resumed_from or ""), "latest": before}
             write_text(run.folder / LAUNCH, json.dumps(start))
         return run
@@ -115,7 +115,7 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
 
 
 def begun_by(launch: str, options: Options, base: Path) -> Run | None:
-    """The run that this `launch` has begun before it started its ranks again, to continue from its last checkpoint."""
+    """The run that this `launch` began before it restarted its ranks, with the checkpoint to continue from; or None."""
     given = Path(options.resume or "")
     folders = {given, given.parent.parent, given.parent, base.parent / given} if options.resume else set[Path]()
     for folder in [*([base] if options.name else numbered(base)), *folders]:
@@ -135,22 +135,22 @@ def begun_by(launch: str, options: Options, base: Path) -> Run | None:
 
 
 def latest(folder: Path) -> str:
-    """Identifies the newest checkpoint of the run in `folder`; one saved later differs, of the same step too."""
+    """An id of the newest checkpoint in `folder`, empty without one; a later one of the same step has another id."""
     paths = manager.saved(folder)
     return f"{paths[0].name} {paths[0].stat().st_mtime_ns}" if paths else ""
 
 
 def choose_folder(options: Options, base: Path) -> Run:
-    """As `choose_run`, where the launch begins; raises OSError for folders that can't be made."""
+    """Does the part of `choose_run` for a launch without a run yet; raises OSError for folders that can't be made."""
     if options.resume is None:
         return Run(new_folder(base, explicit=options.name is not None))
     if options.resume not in ("auto", "latest"):
         return continue_from(options, base)
     if options.name:
         candidates = [base]
-        manager.put_back(base)  # not where there are several: some may go on in another job
+        manager.put_back(base)  # not for several candidates: some may be in training in another job
     else:
-        # Some may be another user's, and closed.
+        # Some may be another user's, who lets nobody in.
         candidates = [folder for folder in numbered(base) if os.access(folder, os.X_OK, effective_ids=True)]
     if with_checkpoint := [folder for folder in candidates if manager.saved(folder)]:
         return with_newest(max(with_checkpoint, key=lambda folder: manager.saved(folder)[0].stat().st_mtime))
@@ -161,9 +161,9 @@ def choose_folder(options: Options, base: Path) -> Run:
 
 
 def check_name(base: Path) -> None:
-    """Raises MusterError where another run has a checkpoint, and so like a name that that of `base` may be misspelt.
+    """Raises MusterError where `base` may be the misspelt name of another run that has a checkpoint.
 
-    Names that differ by numbers alone are those of a series.
+    Names that differ in numbers alone belong to a series, and are not taken for misspelt.
     """
 
     def letters(name: str) -> str:
@@ -183,7 +183,7 @@ def continue_from(options: Options, base: Path) -> Run:
     """The run that `--resume PATH` continues: a checkpoint's, a run's folder, or a run's name."""
     assert options.resume is not None
     given = Path(options.resume)
-    # Path.exists raises where this user may not look.
+    # Path.exists raises where this user lacks permission.
     source = given if os.path.exists(given) else Path(options.runs_dir) / options.resume
     if not os.path.exists(source):
         raise MusterError(
@@ -196,7 +196,7 @@ def continue_from(options: Options, base: Path) -> Run:
         run = Run(source, [source])
         home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
     else:
-        # A run may be called so too.
+        # A run itself may have this name.
         home = source.parent if source.name == "checkpoints" and not manager.saved(source) else source
         run = with_newest(home)
     if options.name and (home is None or base.resolve() != home.resolve()):
@@ -205,7 +205,7 @@ def continue_from(options: Options, base: Path) -> Run:
 
 
 def with_newest(folder: Path) -> Run:
-    """The run in `folder`, to continue from its newest checkpoint, or from one before it should that be damaged.
+    """The run in `folder`, to continue from its newest checkpoint, or from an earlier one where that is damaged.
 
     Raises:
         MusterError: it has none.
@@ -215,14 +215,14 @@ def with_newest(folder: Path) -> Run:
 
 
 def new_folder(base: Path, *, explicit: bool) -> Path:
-    """A folder made just now: `base`, or with a number after it when it is taken and the name was not `explicit`.
+    """Makes the folder `base`; where that exists and the name is not `explicit`, one with a number after the name.
 
     Raises:
-        MusterError: the explicit name holds a run.
+        MusterError: a run of the explicit name exists.
     """
     base.parent.mkdir(parents=True, exist_ok=True)
     if explicit:
-        # A run that ended without a checkpoint gives its name back; not one whose checkpoints are gone since.
+        # The name of a run that ended without a checkpoint is free; that of one whose checkpoints were removed is not.
         can_resume = bool(manager.saved(base))
         if can_resume or (base / "summary.json").exists() or manager.step_of(manager.latest_of(base)) >= 0:
             manager.refuse_second(base / manager.WRITER, manager.Writer.here(""))
@@ -237,13 +237,13 @@ def new_folder(base: Path, *, explicit: bool) -> Path:
     while True:
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         with suppress(FileExistsError):
-            folder.mkdir()  # and not exists(): of two jobs that start at once, each gets its own
+            folder.mkdir()  # without exists(): two jobs that start at once get different folders
             return folder
         number += 1
 
 
 def share_run(world: World, options: Options, strategy: str) -> Run:
-    """The run's folder and checkpoint, chosen by rank 0 and known to all; MusterError on all where it can't choose."""
+    """The run's folder and checkpoints, as rank 0 chooses them for all; MusterError on all ranks where it can't."""
     own = agree(
         world, lambda: choose_run(options, strategy, launch_of(os.environ, os.getppid())) if world.main else None
     )
@@ -251,8 +251,8 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     writer, *paths = world.gather(paths)[0]
     folder, *candidates = map(Path, paths)
     run = own or Run(folder, candidates)
-    # A host may have one of its own, as of an attempt before. os.path's answer is no where this user may not look;
-    # Path's is an OSError.
+    # A host may have a local folder of this name from an earlier attempt. Where this user lacks permission,
+    # os.path.isdir returns False, and Path.is_dir raises OSError.
     hosts = world.hosts_by(os.path.isdir(folder) and text_of(folder / manager.WRITER) == writer)
     run.is_shared = False not in hosts
     if not run.is_shared:
@@ -266,17 +266,15 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
 def restore(
     trained: manager.TrainState, chosen: Run, identity: dict[str, Any], saver: manager.CheckpointManager, world: World
 ) -> dict[str, Any]:
-    """What the checkpoint knows besides the tensors, which are in `trained` now.
-
-    A damaged one is passed over for the one before it.
+    """Loads the tensors of the newest undamaged checkpoint into `trained`; returns its values that are no tensors.
 
     Raises:
-        MusterError: on all ranks, where none is whole, or they are of another model.
+        MusterError: on all ranks, where all are damaged, or one is of another model.
     """
 
     def fill(path: Path) -> dict[str, Any]:
         index = agree(world, lambda: read_fitting(path, trained.model, identity))
-        # Ranks that are as many as then have their own statistics back; among others nobody knows whose are whose.
+        # With the same number of ranks as then, each gets its own statistics back; otherwise all get the mean.
         trained.fill(path, index, world.rank if index["plain"]["world_size"] == world.world_size else -1, saver.group)
         return index["plain"]
 
@@ -288,7 +286,7 @@ def restore(
 
 
 def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict[str, Any]:
-    """The index of the checkpoint at `path`.
+    """Reads the index of the checkpoint at `path`, and checks that the checkpoint fits this run.
 
     Raises:
         MusterError: it can't be read, or is of another model, another number of classes, or another optimizer.
@@ -315,23 +313,23 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
 
 
 def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:
-    """What makes this run's result differ from that of the run it continues; nothing if nothing does.
+    """Notes on all that makes this run's result differ from that of the run it continues; empty if nothing does.
 
-    Ranks and `--accumulate` may trade places: what counts is the global batch, and, for the batch normalisation that
-    models of images may have, the size of its parts.
+    Ranks and `--accumulate` may replace each other: only the global batch counts, and, for models of images, which may
+    have batch normalisation, the size of a micro-batch.
     """
     before = state["options"] | {"global_batch": global_batch(state["options"], state["dp_size"])}
     now = settings | {"global_batch": global_batch(settings, world.dp_size)}
     notes = rescaled(state, settings, world)
     if now["comm_hook"] == "powersgd":
         notes.insert(0, "PowerSGD begins anew: what it still held back of the gradients is lost")
-    ignored = ("batch_size",) if now["seq_len"] else ()  # a transformer's samples know nothing of each other
-    # A cosine that ends with the run depends on where that is.
+    ignored = ("batch_size",) if now["seq_len"] else ()  # a transformer computes each sample by itself
+    # A cosine that ends with the run depends on the length of the run.
     ends = ("epochs", "max_steps") if now["lr_schedule"] == "cosine" and now["lr_steps"] is None else ()
     names = [
         name
         for name in (*RESULT_OPTIONS, "lr_steps", *ends, "global_batch", "train_samples", "valid_samples")
-        # A checkpoint of an older version does not know all of them.
+        # A checkpoint of an older version lacks some of them.
         if name not in ignored and name in before and before[name] != now[name]
     ]
     if not names:
@@ -341,7 +339,7 @@ def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -
 
 
 def rescaled(state: dict[str, Any], settings: dict[str, Any], world: World) -> list[str]:
-    """What another number of ranks makes of the global batch and the learning rate (docs/elastic.md has the rule)."""
+    """A note where another number of ranks changes the global batch or the learning rate (rule: docs/elastic.md)."""
     if state["dp_size"] == world.dp_size:
         return []
     before = state["options"]
@@ -351,7 +349,7 @@ def rescaled(state: dict[str, Any], settings: dict[str, Any], world: World) -> l
     if (batch, rate) == (new_batch, new_rate):
         return []
     count, before_count, what = world.world_size, state["world_size"], "rank"
-    if count == before_count:  # but in other groups, each of which takes a batch of its own
+    if count == before_count:  # but in other groups, each of which has data of its own
         count, before_count, what = world.dp_size, state["dp_size"], "group"
     return [
         f"goes on with {plural(count, what)} instead of {before_count}: global batch {batch} -> {new_batch}, "

@@ -1,8 +1,8 @@
-"""How the tensors of a checkpoint lie on the disk: for torch.distributed.checkpoint, without any pickle.
+"""The files of a checkpoint: a writer and a reader for torch.distributed.checkpoint, without pickle.
 
-Each rank writes one file of bare numbers, one tensor or part of a tensor after another. The file `index` says which
-number is where, and holds all that is no tensor, as JSON. It is written last and has a checksum of its own, so what
-has an index is complete, and what was changed since is found out.
+Each rank writes one file of raw data, one tensor or chunk of a tensor after another. The file `index` holds, as
+JSON, where each chunk lies, and all values that are no tensors. It is written last and has a checksum, as each chunk
+has: so a folder with an index is complete, and later changes are detected.
 """
 
 import json
@@ -35,9 +35,9 @@ from muster.paths import check_regular, content_of
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Puts what `write` writes at `path`, in one move after it has reached the disk.
+    """Writes the file at `path` by calling `write`, and puts it there in one rename after it has reached the disk.
 
-    What stood there before stays until then; when writing fails, nothing is left behind.
+    A file that was there before stays until then; where writing fails, no partial file is left behind.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -53,7 +53,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Puts `text` at `path`, whole or not at all."""
+    """Writes `text` to `path`, completely or not at all."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
@@ -74,7 +74,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Chunk(TypedDict):
-    """A part of a tensor: its place in that, and where in which file its numbers are, in bytes."""
+    """A chunk of a tensor: its offsets and sizes in elements of the tensor, and its place in a file in bytes."""
 
     offsets: list[Count]
     sizes: list[Count]
@@ -85,7 +85,7 @@ class Chunk(TypedDict):
 
 
 class Entry(TypedDict):
-    """A tensor: the type of its numbers, as torch names it, and its parts, which are all of it."""
+    """A tensor: its dtype, as torch names it, its shape, and its chunks, which cover it completely."""
 
     dtype: str
     shape: list[Count]
@@ -93,24 +93,24 @@ class Entry(TypedDict):
 
 
 class Index(TypedDict):
-    """What a checkpoint's index holds: the state without its tensors, and these by name."""
+    """The content of a checkpoint's index: the state without its tensors, and the tensors by name."""
 
     plain: dict[str, Any]
     tensors: dict[str, Entry]
 
 
 class Damaged(Exception):
-    """A file of a checkpoint is not what was written. It passes between ranks, which a MusterError can't."""
+    """A file of a checkpoint differs from what was written. Ranks can send this to each other, unlike a MusterError."""
 
 
 def unreadable(path: Path, reason: str) -> MusterError:
-    """The error for a user whose checkpoint is damaged."""
+    """The error for a user whose checkpoint can't be read."""
     fix = "give the run's folder, of which the last whole one is taken; where none is whole, train with another --name"
     return MusterError(f"{UNREADABLE}: {reason}", seen=str(path), fix=fix)
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """The index of the checkpoint at `path`, an `Index`.
+    """Reads and checks the index of the checkpoint at `path`; returns an `Index`.
 
     Raises:
         MusterError: it is missing, damaged, of another program, or of another version of this one.
@@ -132,7 +132,7 @@ def read_index(path: Path) -> dict[str, Any]:
     if words[3:] != [f"{zlib.crc32(text):08x}"]:
         raise unreadable(path, f"{INDEX} has a wrong checksum")
     try:
-        index: Any = msgspec.convert(json.loads(text), Index)  # msgspec's own JSON has no losses that are nan
+        index: Any = msgspec.convert(json.loads(text), Index)  # msgspec's own JSON refuses NaN, as of a loss
         for name, entry in index["tensors"].items():
             check_parts(name, entry)
     except (ValueError, RecursionError) as error:
@@ -141,7 +141,7 @@ def read_index(path: Path) -> dict[str, Any]:
 
 
 def check_parts(name: str, entry: Entry) -> None:
-    """Raises ValueError where these can't be the parts of a tensor of this shape and type."""
+    """Raises ValueError where the chunks of `entry` can't be those of a tensor of its shape and dtype."""
     counts = [math.prod(chunk["sizes"]) for chunk in entry["chunks"]]
     is_whole = sum(counts) == math.prod(entry["shape"])
     for chunk, count in zip(entry["chunks"], counts, strict=True):
@@ -153,7 +153,7 @@ def check_parts(name: str, entry: Entry) -> None:
 
 
 def done(value: Any) -> Future[Any]:
-    """A future that has come: `value`."""
+    """A completed future with the result `value`."""
     future: Future[Any] = Future()
     future.set_result(value)
     return future
@@ -163,9 +163,9 @@ class CheckpointWriter(StorageWriter):
     """Writes the tensors of a checkpoint into `folder`, then its index, by torch.distributed.checkpoint.
 
     Args:
-        plain: what stands in the index beside the tensors.
-        begin: called on one rank before any writes.
-        publish: called on one rank when all is on the disk.
+        plain: the values that the index holds besides the tensors.
+        begin: called on one rank before any rank writes.
+        publish: called on one rank when all files are on the disk.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class CheckpointWriter(StorageWriter):
         self.rank = 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept from one checkpoint to the next."""
+        """Does nothing: no state is kept from one checkpoint to the next."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self.rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
@@ -187,16 +187,16 @@ class CheckpointWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        # On one rank, and before any other writes: what a killed process left here must not stay.
+        # Called on one rank, before any rank writes: removes what a killed process left here.
         self.begin()
         shutil.rmtree(self.folder, ignore_errors=True)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results: list[WriteResult] = []
-        # Rank 0 writes the index at least. Another one's host may have no such folder, nor anybody to remove it.
+        # Rank 0 writes at least the index. Another rank without data makes no folder, which nobody might remove again.
         if plan.items or self.rank == 0:
-            # Not the run's folder too: a file system that is gone leaves an empty place, where nobody looks for it.
+            # Does not make the run's folder: where its file system is gone, it would be made in the empty mount point.
             self.folder.parent.mkdir(exist_ok=True)
             self.folder.mkdir(exist_ok=True)
         if not plan.items:
@@ -240,10 +240,10 @@ class CheckpointWriter(StorageWriter):
 
 
 def read_chunk(folder: Path, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers of `chunk`, checked.
+    """Reads `chunk` from its file in `folder`; returns a tensor on the CPU, of the chunk's sizes.
 
     Raises:
-        Damaged: they are not those that were written.
+        Damaged: the file can't be read, is too short, or has another checksum there.
     """
     numbers = bytearray(chunk["length"])
     try:
@@ -262,7 +262,7 @@ def read_chunk(folder: Path, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
 
 
 def dtype_of(entry: Entry) -> torch.dtype:
-    """The type of the numbers of a tensor in the index; ValueError where torch has none of this name."""
+    """The dtype of a tensor in the index; ValueError where torch has none of this name."""
     dtype = getattr(torch, entry["dtype"], None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"no type of numbers: {entry['dtype']}")
@@ -270,7 +270,7 @@ def dtype_of(entry: Entry) -> torch.dtype:
 
 
 class CheckpointReader(FileSystemReader):
-    """Reads what each rank needs of a checkpoint in `folder`: torch's reader, for the files of CheckpointWriter."""
+    """torch's reader, for the files of CheckpointWriter: each rank reads the chunks that it needs from `folder`."""
 
     def __init__(self, folder: Path, tensors: Mapping[str, Entry]) -> None:
         super().__init__(folder)
