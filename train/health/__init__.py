@@ -1,1 +1,1 @@
-"""What can go wrong with a rank, and who says so."""
+"""Detects and reports what ends a run early: a dead launcher, errors of ranks, hangs, preemption, exhausted memory."""

@@ -1,8 +1,8 @@
 """One rank's error ends all ranks, with one message and one exit code.
 
-At set-up points the ranks exchange their errors (`agree`). Between them a rank that fails leaves its fault in the
-store, and writes it to each other rank's own key, on which that rank's watch waits: whoever is stuck in a
-collective with the dead is ended by its watch.
+At points of the set-up the ranks exchange their errors (`agree`). Between them a failing rank writes its fault to the
+store, under one key for all and one for each other rank. Each rank's watch waits for that rank's key: it ends a rank
+that is stuck in a collective with the failed one.
 """
 
 import json
@@ -26,14 +26,14 @@ from muster.variables import RankReport
 Result = TypeVar("Result")
 
 GRACE_S = 3
-"""Seconds in which a rank that knows of a fault may end by itself; for longer, a failing rank 0 keeps the store up."""
+"""Seconds that a rank has to end by itself after a fault; a failing rank 0 serves the store for up to twice as long."""
 
 ECHO = r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|remote process exited|communicator was aborted"
-"""The words of gloo, NCCL and the store for a rank that is gone."""
+"""A pattern for the messages of gloo, NCCL and the store that another rank is gone."""
 
 
 class SharedFault(MusterError):
-    """A fault that all ranks know of: rank 0 prints it, all exit with its code."""
+    """A fault that all ranks know: rank 0 prints it, and all exit with its code."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Fault:
 
 
 def agree(world: World, function: Callable[[], Result]) -> Result:
-    """What `function` returns on this rank, once it has returned on all ranks.
+    """Calls `function` on all ranks; returns what it returned on this rank, once it has returned on all.
 
     Raises:
         SharedFault: on all ranks alike, where it raised a MusterError on any.
@@ -70,15 +70,15 @@ def agree(world: World, function: Callable[[], Result]) -> Result:
 
 
 class Watch:
-    """Waits, in a thread of its own, for the news that another rank has failed, and then ends this process.
+    """Waits, in a thread of its own, until another rank has published a fault, and then ends this process.
 
-    A rank blocked in NCCL does not notice a dead peer before the time-out; this one does. The thread blocks on the
-    network: it costs the trainer nothing.
+    A rank that is blocked in NCCL does not notice a dead peer before the time-out; the watch does. Its thread waits for
+    the network, which costs the trainer nothing.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
-        # Its own connection: a blocked wait would hold up everybody else's.
+        # A connection of its own: a wait blocks all other requests on the same connection.
         self.store: Any = world.store.clone()
         self.thread = threading.Thread(target=self._wait, name="watch", daemon=True)
         self.thread.start()
@@ -89,14 +89,14 @@ class Watch:
             self.store.wait([key], timedelta(days=365))
             text = self.store.get(key).decode()
         except dist.DistError:
-            return  # the store is gone, and with it the means to know
+            return  # without the store, faults can't be read
         if text:
             fault = Fault(**json.loads(text))
             end_soon(fault.code, GRACE_S, lambda: self._report(fault))
 
     def _report(self, fault: Fault) -> None:
         report_end(self.world, fault, is_shown=fault.code != ExitCode.INTERRUPTED or fault.host != self.world.host)
-        # By this connection: a blocked wait of the trainer's holds its own.
+        # By this connection, as the trainer's own may be blocked by a wait.
         leave(self.world, self.store, failed=True, main=False)
 
     def close(self) -> None:
@@ -110,17 +110,17 @@ class Watch:
 def publish(world: World, fault: Fault, store: Any) -> Fault:
     """Publishes `fault` to all ranks; returns the fault that counts, which is the first that was published.
 
-    A rank that fails of its own publishes that before its connections close. So an error that other ranks get from
-    those connections always comes second, and is known for an echo.
+    A rank that fails by itself publishes its fault before its connections close. So an error that other ranks get from
+    those connections is always published second, and recognised as a consequence.
 
     Args:
-        fault: this rank's, or that of one which perhaps can't publish it itself.
+        fault: of this rank, or of another one that may not be able to publish it.
         store: the connection of the thread that publishes it.
     """
     text = json.dumps(asdict(fault))
     with suppress(dist.DistError):
         first = store.compare_set("fault", "", text).decode()
-        # Again for what a rank published first that is dead now: it may not have reached all.
+        # Also where this reports another rank's fault: the rank that was first may have died before it reached all.
         if first == text or fault.rank != world.rank:
             others = [f"end/{rank}" for rank in range(world.world_size) if rank != world.rank]
             store.multi_set(others, [first] * len(others))
@@ -129,10 +129,10 @@ def publish(world: World, fault: Fault, store: Any) -> Fault:
 
 
 def report_end(world: World, fault: Fault, *, is_shown: bool) -> None:
-    """Reports once that another rank's `fault` ends this one: in the log; where `is_shown`, once for its host."""
+    """Reports once that another rank's `fault` ends this one: in the log; if `is_shown`, to the user once per host."""
     if not world.status.end_reported:
         world.status.end_reported = True
-        # Who got Ctrl-C too is told by its own launch.
+        # Where Ctrl-C has come here too, this rank's own launch reports it.
         is_news = is_shown and world.local_rank == 0 and not interruption.current.has_come
         report = console.notify if is_news else console.log_line
         report(f"rank {world.rank} on {world.host} ends: {fault}")
@@ -140,10 +140,10 @@ def report_end(world: World, fault: Fault, *, is_shown: bool) -> None:
 
 
 def leave(world: World, store: Any, *, failed: bool, main: bool) -> None:
-    """Returns when this rank may exit: the `main` one, which may hold the store, only after the others.
+    """Publishes that this rank leaves; returns when it may exit: `main`, which may host the store, after the others.
 
     Args:
-        store: a connection that nothing blocks.
+        store: a connection that no wait blocks.
     """
     with suppress(dist.DistError):
         store.set(f"left/{world.rank}", "")
@@ -158,7 +158,7 @@ def is_echo(error: BaseException) -> bool:
 
 
 def connection_lost(error: BaseException, world: World) -> MusterError:
-    """The error for the user in place of such an `error`."""
+    """The error for the user in place of `error`, for which `is_echo` is True."""
     # Without the place in gloo's source, and without its guesses.
     seen = re.sub(r".*\.cc:\d+\] ", "", str(error).strip().partition("\n")[0]).partition(". This is typically")[0]
     return MusterError(
@@ -175,7 +175,7 @@ def end_soon(code: int, limit_s: float, before: Callable[[], None] | None = None
 
     def end() -> None:
         if before is not None:
-            # It may need a store that is gone, and that answers nobody.
+            # `before` may need a store that no longer answers.
             last = threading.Thread(target=before, daemon=True)
             last.start()
             last.join(3 * GRACE_S)
@@ -184,5 +184,5 @@ def end_soon(code: int, limit_s: float, before: Callable[[], None] | None = None
 
     timer = threading.Timer(limit_s, end)
     timer.daemon = True
-    with suppress(RuntimeError):  # a process that is out of memory gets no other thread, and has to end without
+    with suppress(RuntimeError):  # out of memory, a process gets no further thread, and ends without this limit
         timer.start()

@@ -1,7 +1,7 @@
-"""A rank's heartbeat: every few seconds it sends how far it is, and reads how far others are.
+"""A rank's heartbeat: every few seconds it sends its progress, and reads that of other ranks.
 
-Rank 0 reads the beats of all ranks, the others that of rank 0. So a rank that is dead or hangs is named and ends the
-run, where the collective in which the others wait would not notice.
+Rank 0 reads the beats of all ranks, the others read that of rank 0. So a rank that is dead or hangs is named and ends
+the run, which the collective in which the others wait would not notice.
 """
 
 import faulthandler
@@ -34,30 +34,29 @@ BEAT_S = 3.0
 """Seconds between two beats."""
 
 GONE_S = 45
-"""Seconds without a sign of life after which a process, or its host, counts as gone. All shall have ended a minute
-after that."""
+"""Seconds without an answer of the store after which it counts as gone, besides DUMP_S, as a dump delays beats too."""
 
 SILENT_S = 300
-"""Seconds without one that a rank may take whose end others would report: a page of a memory-mapped file that storage
-does not deliver stops a process inside of Python's lock, and a file server's standby takes minutes to come up."""
+"""Default seconds without a beat after which a rank counts as dead; others report the end of its process sooner.
+While storage fails over, for minutes, a page of a memory-mapped file may stop a process that holds Python's lock."""
 
 BEATS_AFTER_LOSS = 3
-"""Beats that may be missing where some rank has lost a connection, and so another is probably dead."""
+"""Missing beats after which a rank counts as dead where some rank has lost a connection."""
 
 PATIENT = 5
-"""How many times as long a rank may stand still at set-up, while it compiles, at a checkpoint and at the end.
+"""The factor by which a rank may stand still longer at set-up, while it compiles, at a checkpoint and at the end.
 
-There kernels are compiled, and files read and written of any size: nothing can count on the way.
+Kernels are compiled there, and files of any size read and written, without progress that could be counted.
 """
 
 DUMP_S = 15.0
-"""Seconds in which a rank that is asked for its stacks has to have written them."""
+"""Seconds in which a rank has to write its stacks when it is asked for them."""
 
 STORE_S = 10.0
-"""Seconds for one answer of the store."""
+"""Time-out of a request to the store, in seconds."""
 
 FLIGHT = "flight"
-"""The folder of the flight recorder's files of all hosts: `torchfrtrace FOLDER` reads one folder."""
+"""The folder of the flight recorder's files, one for all hosts, as `torchfrtrace FOLDER` reads a single folder."""
 
 OURS = f"{os.sep}train{os.sep}"
 
@@ -66,7 +65,7 @@ class Beat(NamedTuple):
     """One heartbeat of a rank.
 
     Attributes:
-        requests_dump: of rank 0: whether all shall write their stacks.
+        requests_dump: set by rank 0: whether all ranks are to write their stacks.
     """
 
     number: int
@@ -80,15 +79,15 @@ class Beat(NamedTuple):
 
     @classmethod
     def read(cls, text: bytes) -> "Beat | None":
-        """A beat as it goes through the store, in JSON; None of a rank that has not come yet."""
+        """Decodes a beat as the store has it, in JSON; None where the rank has not sent one yet."""
         return cls(*json.loads(text)) if text else None
 
 
 @dataclass
 class Monitor:
-    """The heartbeats of other ranks: which are missed, and which of them no longer move.
+    """The `last` beat of each rank, and for how many turns it has been `silent` (no beat) or `still` (no progress).
 
-    Time is counted in its own turns of listening: a job that is suspended as a whole has not missed any.
+    Time is counted in turns of reading the beats, so a job that is suspended as a whole misses none.
     """
 
     last: dict[int, Beat] = field(default_factory=dict)
@@ -96,7 +95,7 @@ class Monitor:
     still: dict[int, int] = field(default_factory=dict)
 
     def update(self, beats: Mapping[int, Beat | None]) -> None:
-        """Takes a turn's beats, by rank; those that have not come yet are None."""
+        """Adds the beats of a turn, by rank; None for a rank that has not sent one yet."""
         for rank, beat in beats.items():
             if beat is None:
                 continue
@@ -108,18 +107,18 @@ class Monitor:
 
     @property
     def present(self) -> list[int]:
-        """The ranks of which there is a beat, and that have not left."""
+        """The ranks that have sent a beat and have not left."""
         return [rank for rank, beat in self.last.items() if beat.phase != LEFT]
 
     def dead(self, turns: int) -> list[int]:
-        """The ranks without a new beat for so many turns; where there is one, also those a single turn short of it."""
+        """The ranks without a new beat for `turns` turns; where there is one, also those one turn short of that."""
         if not any(self.silent[rank] >= turns for rank in self.present):
             return []
         return sorted(rank for rank in self.present if self.silent[rank] >= max(1, turns - 1))
 
     def is_hung(self, turns: float) -> bool:
-        """Whether a rank has stood still for so many turns, or PATIENT times as many while any may take its time."""
-        # One that has lost another rank waits to hear why, and ends.
+        """Whether a rank has stood still for `turns` turns, or PATIENT times as many while any rank is patient."""
+        # A rank that has lost a connection waits for the cause (`wait_for_cause`), and then ends.
         limit = turns * (PATIENT if any(self.last[rank].is_patient for rank in self.present) else 1)
         return any(self.still[rank] >= limit for rank in self.present if not self.last[rank].lost_peer)
 
@@ -132,7 +131,7 @@ class Monitor:
         fewest = min(self.last[rank].ticks for rank in self.present)
         behind = [rank for rank in self.present if self.last[rank].ticks == fewest]
         if len(behind) > 1 and all(rank in collectives for rank in behind):
-            # Where a kernel hangs on a GPU, its host too has enqueued all that comes after it.
+            # Where a kernel hangs on a GPU, its process too has enqueued all collectives after it.
             least = min(list(collectives[rank]) for rank in behind)
             behind = [rank for rank in behind if list(collectives[rank]) == least]
         return sorted(behind)
@@ -163,7 +162,7 @@ def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[Muste
 def report_hung(
     monitor: Monitor, answers: Mapping[int, Mapping[str, Any]], folder: Path | None
 ) -> tuple[MusterError, faults.Fault]:
-    """The error and the fault for the rank that the others wait for, by what all answered about their stacks."""
+    """The error and the fault for the rank that the others wait for, by the `answers` of all (`Heartbeat._answers`)."""
     mute = [rank for rank, answer in answers.items() if not answer and monitor.last[rank].phase != LEFT]
     counts = {rank: answer.get("collectives") for rank, answer in answers.items()}
     behind = mute or monitor.lagging({rank: count for rank, count in counts.items() if count is not None})
@@ -185,7 +184,7 @@ def report_hung(
 
 
 def report_lost_store(world: World, seen: str) -> MusterError:
-    """The error for the rank of `world` where the store, its only way to the others, is gone."""
+    """The error for the rank of `world` where the store, its only connection to the others, is gone."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     return MusterError(
         f"rank {world.rank} on {world.host} lost the others: the store at {place} is gone",
@@ -196,10 +195,10 @@ def report_lost_store(world: World, seen: str) -> MusterError:
 
 
 class Heartbeat:
-    """This rank's heartbeat, in two threads: one exchanges beats by the store, one notices where the store holds it up.
+    """This rank's heartbeat, in two threads: one exchanges beats through the store, one notices a store that blocks it.
 
     Args:
-        hang_s: seconds in which a rank that stands still counts as hung; 0: none does.
+        hang_s: seconds without progress after which a rank counts as hung; 0: none does.
         silence_s: seconds without a beat after which a rank counts as dead.
     """
 
@@ -222,14 +221,14 @@ class Heartbeat:
             thread.start()
 
     def close(self, *, failed: bool) -> None:
-        """Ends the threads; the others hear that this rank has left and is not dead."""
+        """Ends the threads; informs the others that this rank has left and is not dead."""
         self.stopped.set()
         for thread in self.threads:
-            # For longer than an answer of the store may take, unless others wait for this rank's end.
+            # For longer than a request to the store may take, unless others wait for this failed rank's end.
             thread.join(faults.GRACE_S if failed else STORE_S + faults.GRACE_S)
 
     def wait_for_cause(self) -> None:
-        """For a rank that has lost a connection: returns when the reason is known, or after some beats without."""
+        """Waits, after this rank has lost a connection, until the cause is known, or for some beats at most."""
         self.status.lost_peer = True
         end = time.monotonic() + (BEATS_AFTER_LOSS + 3) * BEAT_S
         while time.monotonic() < end and not (self.is_over or self.lost):
@@ -239,7 +238,7 @@ class Heartbeat:
             time.sleep(BEAT_S / 10)
 
     def end_orphaned(self, error: MusterError) -> None:
-        """Ends this rank, whose launcher is gone, with `error`, and publishes that."""
+        """Ends this rank, whose launcher is gone, with `error`, and publishes the fault."""
         self.is_over = True
         console.report_fatal(self.world, error)
         # The store may be gone too, and not answer.
@@ -263,10 +262,10 @@ class Heartbeat:
         self.store.set(f"heartbeat/{self.world.rank}", json.dumps(own))
 
     def _exchange(self) -> None:
-        """The thread that may be held up by the store."""
+        """The thread that exchanges beats, which the store may block."""
         try:
             if self.world.main:
-                # So that each can be read, and no beat of a rank that was quicker is lost.
+                # Makes all keys, so that each can be read, without overwriting the beat of a rank that was quicker.
                 for rank in range(self.world.world_size):
                     for kind in ("heartbeat", "hang-dump"):
                         self.store.compare_set(f"{kind}/{rank}", "", "")
@@ -297,14 +296,14 @@ class Heartbeat:
             self._end(*report_hung(self.monitor, self._answers(), self.status.folder))
 
     def _answers(self) -> dict[int, dict[str, Any]]:
-        """Has all ranks dump their stacks; returns what each reported in time, and nothing for those that did not."""
+        """Makes all ranks dump their stacks; returns the answers by rank, empty ones where none came in time."""
         self.requests_dump = True
         self._send()
         own = self._dump()
         keys = [f"hang-dump/{rank}" for rank in range(self.world.world_size)]
         end = time.monotonic() + DUMP_S + 2 * BEAT_S
         while True:
-            self._send()  # the others must not miss this rank meanwhile
+            self._send()  # meanwhile the others must not miss this rank's beats
             answers = {rank: json.loads(text or b"{}") for rank, text in enumerate(self.store.multi_get(keys))}
             answers[self.world.rank] = own
             if time.monotonic() > end or all(answers[rank].get("written") for rank in self.monitor.present):
@@ -312,9 +311,9 @@ class Heartbeat:
             time.sleep(BEAT_S / 3)
 
     def _dump(self) -> dict[str, Any]:
-        """Dumps this process's stacks; returns a summary of them, which the others get too."""
+        """Dumps this process's stacks; returns a summary of them, which it also puts into the store."""
         self.has_dumped = True
-        # Should the device's own code never come back, and keep Python's lock: this ends the process all the same.
+        # Ends the process even if the device's own code never returns and keeps Python's lock.
         faulthandler.dump_traceback_later(4 * DUMP_S, exit=True)
         key, place = f"hang-dump/{self.world.rank}", {"where": where()}
         self.store.set(key, json.dumps(place))
@@ -328,11 +327,11 @@ class Heartbeat:
         return answer
 
     def _watch(self) -> None:
-        """The thread that the store can't block."""
+        """The thread that notices a store which is gone or does not answer; the store can't block it."""
         before, quiet = -1, 0
         while not self.stopped.wait(BEAT_S) and not self.is_over:
             before, quiet = self.number, (quiet + 1 if self.number == before else 0)
-            # A store that has closed may be that of a rank which has published why: who read it ends before this does.
+            # The rank of a closed store may have published a fault: a rank that has read it ends before this limit.
             if quiet >= (2 * faults.GRACE_S / BEAT_S + 1 if self.lost else (GONE_S + DUMP_S) / BEAT_S):
                 self.is_over = True
                 seen = self.lost or f"no answer for {quiet * BEAT_S:.0f} s"
@@ -351,7 +350,7 @@ class Heartbeat:
 
 
 def where() -> str:
-    """The line at which the main thread is, and the line of this program from which it came there."""
+    """The line that the main thread executes, and the line of this program from which it was called."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     lines: list[str] = []
     while frame is not None:
@@ -366,13 +365,13 @@ def where() -> str:
 
 
 def num_collectives(recorded: bytes) -> list[int] | None:
-    """How many collectives of all groups are enqueued, started and completed; None where flight recorder says nothing.
+    """How many collectives of all groups are enqueued, started and completed; None without the flight recorder's data.
 
-    Started is 0 on all ranks alike where NCCL takes no times (TORCH_NCCL_ENABLE_TIMING).
+    The number started is 0 on all ranks where NCCL measures no times (TORCH_NCCL_ENABLE_TIMING).
     """
     if not recorded:
         return None
-    # torch made it in this process a moment ago.
+    # Safe to unpickle: torch has made it in this process just now.
     status = pickle.loads(recorded).get("pg_status") or {}
     if not status:
         return None
@@ -391,14 +390,14 @@ def dump(folder: Path | None, rank: int, summary: dict[str, Any]) -> None:
             with (folder / f"rank-{rank}.stacks.txt").open("w") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
     recorded = b""
-    with suppress(RuntimeError):  # a device in disorder
+    with suppress(RuntimeError):  # the device is in an error state
         if dist.is_initialized():
             name = "_dump_nccl_trace" if "nccl" in str(dist.get_backend()) else "_dump_fr_trace"
             recorded = getattr(c10d, name, bytes)()  # of torch's flight recorder, as torchfrtrace reads it
-    with suppress(Exception):  # of a version of torch that pickles something else
+    with suppress(Exception):  # another version of torch may pickle other data
         summary["collectives"] = num_collectives(recorded)
     if folder is not None and recorded:
         with suppress(OSError):
-            # Beside the folders of all hosts at the same start of the run.
+            # Beside the folders of the hosts, for the same start of the run.
             (folder.parent / FLIGHT).mkdir(parents=True, exist_ok=True)
             (folder.parent / FLIGHT / f"rank-{rank}").write_bytes(recorded)
