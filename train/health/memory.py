@@ -1,5 +1,5 @@
-"""Memory: what the C library and Python do with what is no longer used; and memory that is used up, as three lines: who
-ran out, of what, and what to turn."""
+"""Memory: settings of the C library's heap and of Python's garbage collection; and the error for exhausted memory, with
+the rank, the amount, and options that need less."""
 
 import ctypes
 import errno
@@ -33,22 +33,22 @@ WORDS = (
     "Cuda failure 2 'out of memory'",
     "Cuda failure 'out of memory'",
 )
-"""How torch says on CPUs that there is no more, and CUDA, cuBLAS, cuDNN and NCCL: by plain RuntimeErrors."""
+"""Messages of exhausted memory in plain RuntimeErrors: of torch on CPUs, CUDA, cuBLAS, cuDNN and NCCL."""
 
 WORKER = re.compile(r"DataLoader worker \(pid.*(?:killed by signal|exited unexpectedly).*")
-"""How torch says that a process of its loader is gone; nothing but SIGKILL from outside ends ours in that way."""
+"""torch's message on a data worker that has ended; only SIGKILL from outside ends ours in that way."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 NEVER = 2**31 - 1
 LARGE_BYTES = 2**30, 2**25
-"""Blocks below this come from the heap; older versions of glibc take 32 MiB at most."""
+"""Blocks below this size come from the heap; older versions of glibc accept 32 MiB at most."""
 
 
 def keep_heap(environ: Mapping[str, str] = os.environ) -> bool:
-    """True where from now on the heap keeps what it was given back, for the next step to use again.
+    """Makes the heap keep freed memory for the next step; returns whether it does.
 
-    By itself glibc returns large blocks to the system, which fills them with zeros when they are needed again: 9 % of a
-    step of ResNet-18 on a CPU. What the user has set by variables, another allocator too, has precedence.
+    By default glibc returns large blocks to the system, which fills them with zeros when they are needed again: 9 % of
+    a step of ResNet-18 on a CPU. Variables of the user that configure or replace the allocator have precedence.
 
     Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
     """
@@ -60,9 +60,9 @@ def keep_heap(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def collect_garbage() -> None:
-    """From now on Python collects garbage, which would take an eighth of the start-up while modules are loaded.
+    """Switches on Python's garbage collection, which would take an eighth of the start-up while modules are loaded.
 
-    Their hundred thousand objects stay. They count as old from here on, so that the first steps don't scan them either.
+    The hundred thousand objects of these modules stay, and count as old, so that the first steps don't scan them.
 
     Source: https://docs.python.org/3/library/gc.html#gc.unfreeze
     """
@@ -83,7 +83,7 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
         )
     if (cause := find(error)) is None:
         return None
-    # Lets go of the tensors that were being computed: to end well takes some memory too.
+    # Frees the tensors that were being computed: an orderly end needs some memory too.
     traceback.clear_frames(cause.__traceback__)
     # "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...", "you tried to allocate 1234 bytes"
     asked = re.search(r"ried to allocate ([\d.]+ ?\w+)", str(cause))
@@ -102,7 +102,7 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
 
 
 def find(error: BaseException | None) -> BaseException | None:
-    """The error of an allocator among `error` and those it comes from; None where there is none."""
+    """The error of an allocator among `error` and its causes; None where there is none."""
     while error is not None:
         is_word = isinstance(error, RuntimeError) and any(word in str(error) for word in WORDS)
         is_number = isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -122,7 +122,7 @@ def size_of(device: torch.device) -> float:
 
 
 def turns(strategy: str, options: Options, world_size: int) -> list[str]:
-    """What lessens the memory that `strategy` takes, the cheapest first."""
+    """Options that reduce the memory that `strategy` takes, the cheapest first."""
     found = []
     if strategy == "pipeline" and world_size > 1:
         found.append("more --microbatches")

@@ -1,7 +1,7 @@
-"""The process that started this one: where that is gone, nobody waits for a rank, and nobody ends it.
+"""A watch on the process that started this rank: when it is gone, nobody waits for the rank, and nobody ends it.
 
-`Guard` watches from the first line: loading torch takes seconds, from a busy file system minutes, and to look for a
-store that has gone with the agent takes half an hour.
+`Guard` watches from the first line on: loading torch takes seconds, from a busy file system minutes, and connecting to
+a store that is gone with the agent takes half an hour.
 """
 
 import os
@@ -18,7 +18,7 @@ from muster.errors import ExitCode, MusterError
 from muster.variables import LaunchVariable
 
 POLL_S = 1.0
-"""Between two looks."""
+"""Seconds between two checks."""
 
 GONE = "the process that started it, torchrun or the scheduler's, is gone"
 
@@ -27,7 +27,7 @@ class Guard:
     """Ends this process when the one that started it does; only launched ranks are watched.
 
     Attributes:
-        on_orphaned: says so and ends this process, once it has met other ranks, who have to hear of it.
+        on_orphaned: reports the error, to other ranks too, and ends this process; None until it has met them.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -49,15 +49,15 @@ class Guard:
             self.on_orphaned(error)
             return
         # At once, and without clearing up: the main thread may hold any lock, and no other rank has heard of this one.
-        with suppress(OSError):  # whoever read it may be gone, too
+        with suppress(OSError):  # the reader of standard error may be gone, too
             os.write(2, f"{error}\n".encode(errors="replace"))
         os._exit(ExitCode.FAILED)
 
 
 def parent_of_rank(environ: Mapping[str, str]) -> int | None:
-    """The process that started this rank of a world; None for a process that nobody launched.
+    """The id of the process that started this rank; None for a process that nobody launched as a rank.
 
-    An agent names itself (entrypoint/agent/agent.py): one that was killed before this line was reached is known by it.
+    An agent passes its own id (entrypoint/agent/agent.py), which shows if it was killed before this line was reached.
     """
     world_size = environ.get("WORLD_SIZE", "")
     if "TORCHELASTIC_RUN_ID" not in environ and not (world_size.isdecimal() and int(world_size) > 1):

@@ -1,7 +1,7 @@
-"""Why a run stops early: a signal of its scheduler, or its job's time limit.
+"""Warnings that stop a run early: a signal of its scheduler, or its job's time limit.
 
-A signal becomes a flag, which the ranks bring together at the end of a step, so that all stop after the same one.
-Nothing here runs by itself: clocks are read where the ranks bring their flags together.
+A signal sets a flag. The ranks add up their flags at the end of a step, so that all stop after the same one. Clocks are
+read at this point too: nothing here runs in the background.
 """
 
 import math
@@ -19,10 +19,10 @@ from muster.train.health.faults import SharedFault
 from muster.variables import LaunchVariable
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""Which of them warns is the scheduler's choice, and the job script's: `#SBATCH --signal=USR1@90`."""
+"""The signals that count as warnings; the scheduler and the job script choose one: `#SBATCH --signal=USR1@90`."""
 
 START, END = "MUSTER_JOB_START_TIME", "MUSTER_JOB_END_TIME"
-"""Unix seconds: the job scripts export them where the scheduler itself has no such variable; yours win over its own."""
+"""Start and time limit of the job in unix seconds, from the launch (entrypoint/launch/job.py) or from the user."""
 
 GRACE = "MUSTER_GRACE_S"
 """Seconds from the first warning to SIGKILL, where the job script knows them."""
@@ -57,7 +57,7 @@ class PreemptionNotice:
     """Whether this rank was warned: by a signal, or because the job's time limit is near.
 
     Args:
-        time_limit: on the one rank whose clock counts: those of hosts differ.
+        time_limit: given on one rank only, as the clocks of hosts differ.
         ignored_until: until then, in unix seconds, USR1 and USR2 are no warning (`ignored_until` below).
     """
 
@@ -68,17 +68,17 @@ class PreemptionNotice:
 
     @property
     def reason(self) -> str:
-        """The signal's name, or how near the limit is; empty until there is either."""
+        """The signal's name, or how near the limit is; empty until there is a warning."""
         if not self._reason and self.time_limit is not None and self.time_limit.is_near():
             self._reason = str(self.time_limit)
         return self._reason
 
     def listen(self) -> None:
-        """From now on the signals are noted, and end nothing. Other threads can't do this: there nothing changes."""
+        """From now on SIGNALS are warnings, and don't end the process; does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._note_signal)
-            # A launcher may have held those that came earlier.
+            # A launcher may have blocked them, and earlier ones may be pending.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def _note_signal(self, number: int, frame: FrameType | None) -> None:
@@ -100,10 +100,10 @@ class Preempted(SharedFault):
 
 
 def leave_signals_to_trainer() -> None:
-    """A data worker's part: warnings are the trainer's, which needs its workers until it has stopped.
+    """Makes a data worker ignore warnings, which are for the trainer: it needs its workers until it has stopped.
 
-    Some schedulers signal all processes of a job, and so does a terminal's Ctrl-C. The second SIGTERM is the trainer's
-    own, and ends the worker.
+    Some schedulers signal all processes of a job, and so does a terminal's Ctrl-C. The second SIGTERM comes from the
+    trainer itself, and ends the worker.
     """
 
     def ignore_once(number: int, frame: FrameType | None) -> None:
@@ -115,10 +115,10 @@ def leave_signals_to_trainer() -> None:
 
 
 def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[TimeLimit | None, list[str]]:
-    """The time limit of this job, where one is known and wanted; and what the user should read about it.
+    """The time limit of this job, None where none is known or wanted; and notes on it for the user.
 
     Args:
-        save_before: minutes; None takes a tenth of the limit, 5 minutes at most, where a job script of ours knows it.
+        save_before: minutes; None takes a tenth of the limit, 5 minutes at most, where START and END are set.
 
     Raises:
         MusterError: a variable is no time, or the whole job is no longer than `save_before`.
@@ -157,8 +157,8 @@ def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[TimeLim
 def ignored_until(environ: Mapping[str, str]) -> float:
     """The unix seconds until which USR1 and USR2 are no warnings; 0 where each one is.
 
-    A job that is shorter than the warning ahead of its limit is warned when it starts, and would stop at once, again
-    and again. Slurm warns up to a minute earlier than it was asked to, and in the job's first minute here.
+    A job that is shorter than the time from the warning to its limit is warned when it starts, and would stop at once,
+    again and again. Slurm warns up to a minute early; in such a job the warning comes in the first minute.
 
     Source: https://slurm.schedmd.com/sbatch.html#OPT_signal
     """
@@ -169,7 +169,7 @@ def ignored_until(environ: Mapping[str, str]) -> float:
 
 
 def _seconds(environ: Mapping[str, str], name: str) -> float:
-    """The seconds in a variable; 0 where it is not set, or where a scheduler says something else there."""
+    """The seconds in a variable; 0 where it is not set, or where a scheduler's variable is no number of seconds."""
     text = environ.get(name, "")
     if text.isascii() and text.isdecimal():
         return float(text)
@@ -187,22 +187,22 @@ DEFAULT_GRACE_S = {
     "grid_engine": 60,
     "kubernetes": 30,
 }
-"""Seconds from the first warning to SIGKILL by default, by the scheduler (docs/surviving.md); sites have others."""
+"""By scheduler: the default seconds from the first warning to SIGKILL (docs/surviving.md); sites may change them."""
 
 
 class GracePeriod(NamedTuple):
     """The time between the first warning and SIGKILL: whether a checkpoint fits into it.
 
     Attributes:
-        seconds: of that time; infinite where nothing is known.
-        setting: what says so.
+        seconds: its length; infinite where it is not known.
+        setting: the variable, option or default that it comes from.
     """
 
     seconds: float
     setting: str
 
     def note(self, save_s: float, step_s: float) -> str | None:
-        """The line for the user on a checkpoint that takes `save_s`, where it does not fit; None where it does."""
+        """A note where a step of `step_s` and a checkpoint of `save_s` don't fit into it; None where they do."""
         if save_s + step_s <= self.seconds:
             return None
         minutes = math.ceil(2 * (save_s + step_s) / 60)
@@ -213,7 +213,7 @@ class GracePeriod(NamedTuple):
 
 
 def grace_period(environ: Mapping[str, str], time_limit: TimeLimit | None) -> GracePeriod:
-    """The time there is for a checkpoint, by the job script or the scheduler's default.
+    """The time for a checkpoint after a warning: from --save-before, the job script or the scheduler's default.
 
     Raises:
         MusterError: MUSTER_GRACE_S is no number of seconds.
