@@ -1,1 +1,1 @@
-"""What a rank is among all: its place and device (world.py), and the groups that it speaks through (backends.py)."""
+"""A rank's number, device and connection to the others (world.py), and the process group of all ranks (backends.py)."""

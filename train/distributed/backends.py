@@ -1,4 +1,4 @@
-"""What the ranks speak through, and the group of all of them."""
+"""The communication backend of the ranks, and the process group of all of them."""
 
 import os
 import socket
@@ -20,10 +20,10 @@ from muster.variables import LaunchVariable
 
 
 def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus: bool = False) -> str:
-    """What ranks on devices like `device` speak through, where `--backend` is `wanted`.
+    """The backend for ranks on devices like `device`, where `--backend` is `wanted`.
 
     Raises:
-        MusterError: this torch does not have it, or it does not do on these devices what `strategy` needs.
+        MusterError: this torch does not have it, or it lacks operations that `strategy` needs on these devices.
     """
     fitting = "nccl" if device.type == "cuda" and not share_gpus else "gloo"
     if wanted == "auto":
@@ -48,14 +48,14 @@ def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus:
 
 
 def compare_devices(world: World, *, share_gpus: bool = False) -> None:
-    """Returns if all ranks have a GPU of their own, or all compute on CPUs.
+    """Checks that each rank has a GPU of its own, or that all compute on CPUs.
 
     Args:
-        share_gpus: whether several may have the same one.
+        share_gpus: whether several ranks may have the same GPU.
 
     Raises:
-        SharedFault: on all ranks: some have a GPU and others none, who would wait for each other, or two have the same
-            one, which NCCL would refuse in words of its own.
+        SharedFault: on all ranks: some have a GPU and others none, so that they would wait for each other; or two have
+            the same one, which NCCL would refuse with an error of its own.
     """
     device = world.device
     name = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"cpu {world.rank}"
@@ -80,10 +80,10 @@ def compare_devices(world: World, *, share_gpus: bool = False) -> None:
 
 
 def compare_fabrics(world: World) -> None:
-    """Returns if the launches of all nodes found the same fabric, as NCCL needs it.
+    """Checks that the launches of all nodes found the same fabric, as NCCL needs it.
 
     Raises:
-        SharedFault: on all ranks: over different ones NCCL waits, or ends in words of its own.
+        SharedFault: on all ranks: over different fabrics NCCL hangs, or fails with an error of its own.
     """
     hosts = world.hosts_by(os.environ.get(LaunchVariable.FABRIC_FOUND, "tcp"))
     if len(hosts) > 1:
@@ -99,12 +99,12 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
 
     Args:
         world: with its device, backend and store.
-        has_powersgd: whether gradients travel by PowerSGD, whose second round waits for its third in gloo's thread: it
-            takes two of them.
+        has_powersgd: whether PowerSGD compresses the gradients: its second round waits for its third in a thread of
+            gloo, which therefore needs two threads.
 
     Raises:
-        MusterError: the ranks were not started by MPI, where they are to speak through it; or the interface that gloo
-            is to take is not here.
+        MusterError: the backend is MPI, but MPI did not start the ranks; or this host lacks the network interface that
+            gloo is to use.
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
@@ -114,7 +114,7 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
     # Source: https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html
     if not os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE"):
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-    torchs: Any = dist  # which has these without exporting them
+    torchs: Any = dist  # torch has these names without exporting them
     if world.backend == "gloo" and torchs.get_debug_level() == torchs.DebugLevel.DETAIL:
         # The group would be wrapped, and over gloo DistributedDataParallel of torch 2.10 to 2.15 crashes on that.
         torchs.set_debug_level(torchs.DebugLevel.INFO)
@@ -137,10 +137,10 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
 
 
 def check_interfaces(host: str) -> None:
-    """Returns if this host has the interfaces that gloo is to take; NCCL's ranks have groups of gloo too.
+    """Checks that this host has the network interfaces that gloo is to use; ranks with NCCL have groups of gloo too.
 
     Raises:
-        MusterError: one is not here, or has no address.
+        MusterError: an interface does not exist, or has no address.
     """
     families = (socket.AF_INET, socket.AF_INET6)
     here = [name for name, entries in psutil.net_if_addrs().items() if any(each.family in families for each in entries)]
@@ -159,7 +159,7 @@ def run_gloo_on_one_thread() -> None:
 
     The two of torch 2.10 to 2.15 set the name of the last collective without a lock. Names of more than 15 letters, as
     of tensor parallelism, are freed twice: "malloc(): unaligned tcache chunk detected", or a segmentation fault.
-    torch has no option for the number of threads, but makes every group of gloo by this name of its module.
+    torch has no option for the number of threads, but looks this class up in its module for every group of gloo.
     """
     module: Any = distributed_c10d
     torchs = module.ProcessGroupGloo
@@ -169,7 +169,7 @@ def run_gloo_on_one_thread() -> None:
             options = torchs._Options()
             options._threads = 1
             options._timeout = timeout
-            # As torch does it: by default it makes the devices itself, and two threads for each.
+            # By default torch's constructor makes these devices itself, with two threads for each.
             names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
             devices = [torchs.create_device(interface=name) for name in names]
             options._devices = devices or [torchs.create_default_device()]
@@ -181,10 +181,10 @@ def run_gloo_on_one_thread() -> None:
 
 
 def open_mpi(world: World) -> None:
-    """Starts the process group of `world` by MPI, which itself knows who is there.
+    """Starts the process group of `world` by MPI, which assigns the ranks itself.
 
     Raises:
-        MusterError: it knows other ranks than the environment.
+        MusterError: this rank or the world size differs between MPI and the environment.
     """
     dist.init_process_group("mpi", timeout=timedelta(seconds=world.timeout_s))
     rank, world_size = dist.get_rank(), dist.get_world_size()

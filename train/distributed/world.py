@@ -1,4 +1,4 @@
-"""Which rank this process is, its device, and how it speaks to the others."""
+"""The rank of this process, its device, and its communication with the other ranks."""
 
 import json
 import os
@@ -30,17 +30,17 @@ HashStore: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
 """A store within one process."""
 
 FAULT_POLL_S = 1.0
-"""How often a rank that waits for others reads whether one has failed, or an agent has published that it died."""
+"""Seconds between two checks, by a rank that waits for others, whether the fault of a rank has been published."""
 
 
 class RanksMissing(MusterError):
-    """Some `ranks` did not come, or gave no more answer; or a `fault` was published (health/faults.py). All know it.
+    """Raised on all ranks that are left: some `ranks` are missing, or a `fault` was published (health/faults.py).
 
     Attributes:
-        world: of the rank that raises this; with its hosts where these ranks had met the others.
-        host: where these ranks are, or should be; empty where that is not known.
-        has_died: whether a rank ended, or hangs; not one that never came.
-        is_reporter: whether this rank is the first that is left, which reports it for all.
+        world: of the rank that raises this; its `hosts` are set where the missing ranks had connected before.
+        host: the host where the missing ranks are, or should be; empty where that is not known.
+        has_died: whether a rank has ended or hangs; False where it never connected.
+        is_reporter: whether this rank is the lowest that is left, which reports this for all.
     """
 
     def __init__(self, world: "World", ranks: Sequence[int], fault: Mapping[str, Any] | None = None) -> None:
@@ -63,16 +63,16 @@ class RanksMissing(MusterError):
 
 @dataclass
 class RankStatus:
-    """How far this rank is. The trainer writes these attributes, the heartbeat reads them: neither waits for the other.
+    """The progress of this rank. The trainer writes it and the heartbeat reads it; neither waits for the other.
 
     Attributes:
-        ticks: how often it went on; the same on all ranks that are at the same place.
+        ticks: a count of phases and steps; the same on all ranks that are at the same place.
         step: how many steps are complete.
-        has_stepped: whether one is complete in this process.
+        has_stepped: whether a step is complete in this process.
         compiles: whether kernels are compiled in the first step.
         lost_peer: whether a connection of this rank broke, so that another rank may be dead.
-        folder: where this rank's stacks go; None until the run's folder is known.
-        end_reported: whether it has said why it ends.
+        folder: the folder for this rank's stacks; None until the run's folder is known.
+        end_reported: whether this rank has reported why it ends.
     """
 
     ticks: int = 0
@@ -85,7 +85,7 @@ class RankStatus:
     folder: Path | None = None
 
     def enter(self, phase: str) -> None:
-        """Notes that this rank went on, to `phase`."""
+        """Notes that this rank has entered `phase`."""
         self.phase = phase
         self.ticks += 1
 
@@ -104,20 +104,20 @@ class RankStatus:
 
     @property
     def is_patient(self) -> bool:
-        """Whether this rank may take its time: files of any size are read or written, or kernels compiled.
+        """Whether this rank may stand still for longer: files of any size are read or written, or kernels compiled.
 
-        Where it can but wait for others it may not: NCCL ends the process when a collective is out of time, which says
-        nothing of who did not come, and a communicator is waited for without a limit.
+        It may not where it only waits for others: NCCL ends the process when a collective times out, without naming the
+        missing rank, and waits for a communicator without a limit.
         """
         return self.phase in (SET_UP, CHECKPOINT, ENDING) or (self.compiles and not self.has_stepped)
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """This process among all that train together.
+    """This process among all ranks of a training.
 
     Attributes:
-        store: the key-value store shared by all ranks; None where this process has not met them.
+        store: the key-value store shared by all ranks; None where this process has not connected to it.
         dp: (dp_rank, dp_size), where several ranks train on the same data; None where each rank has data of its own.
         reports_loss: whether this rank reports the loss of its data, which others may train on too.
         waits: the time that steps wait for other ranks, where the strategy can measure it.
@@ -160,23 +160,23 @@ class World:
         return list(dict.fromkeys(self.hosts))
 
     def gather(self, value: Any, *, to_all: bool = True) -> list[Any]:
-        """`value` of each rank, by rank: `to_all` the same list, or to rank 0 alone. Values are what JSON can hold.
+        """Gathers the `value` of each rank, by rank; unless `to_all`, the list is empty on all ranks but rank 0.
 
-        It goes through the store, not the process group: it works before there is a group.
+        Values are what JSON can hold. They go through the store, and so before there is a process group.
 
         Raises:
-            RanksMissing: on all ranks that came: one did not within `timeout_s`, or died.
+            RanksMissing: on all ranks that are left: one did not call this within `timeout_s`, or died.
         """
         if self.store is None:
             return [value]
         turn = f"gather/{next(self.turns)}"
         self.store.set(f"{turn}/{self.rank}", json.dumps(value))
         keys = [f"{turn}/{rank}" for rank in range(self.world_size)] if self.main else [f"{turn}/all"]
-        # A little longer than rank 0, which knows who is missing.
+        # The others wait a little longer than rank 0, which knows the missing ranks.
         missing, values = self._missing(keys, self.timeout_s if self.main else self.timeout_s + 5), list[Any]()
         if self.main:
             texts = [] if missing else self.store.multi_get(keys)
-            # As mostly all say the same, it is sent once: what is read would grow with the square of the ranks.
+            # Equal values, the usual case, are sent once: else what ranks read grows with the square of their number.
             values = [json.loads(text) for text in (texts[:1] if len(set(texts)) == 1 else texts)]
             self.store.set(f"{turn}/all", json.dumps([missing, values if to_all else []]))
         elif not missing:
@@ -186,15 +186,15 @@ class World:
         return values if len(values) == self.world_size else values * self.world_size
 
     def hosts_by(self, value: Any) -> dict[Any, str]:
-        """The hosts whose ranks have the same `value`, in words, by these values: one entry where all ranks agree."""
+        """By each `value` that ranks have: the names of their hosts, as text. One entry where all ranks agree."""
         values = self.gather(value)
         places = list(zip(values, self.hosts or (self.host,), strict=True))
         return {value: listed(host for other, host in places if other == value) for value in dict.fromkeys(values)}
 
     def _missing(self, keys: Sequence[str], limit_s: float) -> list[int]:
-        """The ranks that have not set their one of `keys` in time, or before a fault was published.
+        """The ranks that have not set theirs of `keys` within `limit_s`, or before a fault was published.
 
-        Where the connection breaks, rank 0 is gone, and did not merely take its time: that is a dist.DistError.
+        Raises dist.DistError where the connection breaks: the process of the store is gone then, and not merely slow.
         """
         ends = time.monotonic() + limit_s
         while True:
@@ -215,17 +215,17 @@ class World:
 
 
 def fault_in(store: Any) -> dict[str, Any] | None:
-    """What a rank has published of itself (health/faults.py), or an agent of one that died (agent/nodes.py)."""
+    """The fault published by a rank (health/faults.py) or by the agent of a dead one (agent/nodes.py); None without."""
     return json.loads(store.get("fault")) if store.check(["fault"]) else None
 
 
 def host_of(rank: int, world: World) -> str:
-    """The node that `rank` is on, or should be; empty where the launch handed no list of nodes on."""
+    """The node that `rank` is on, or should be; empty where that is not known."""
     if world.hosts:
         return world.hosts[rank]
     nodes = [name for name in os.environ.get(LaunchVariable.NODES, "").split(",") if name]  # by node_rank
     a_node = world.local_world_size or 1
-    # Where nodes have different numbers of ranks, nobody here knows whose is which.
+    # Where nodes have different numbers of ranks, the node of a rank is not known here.
     return nodes[rank // a_node] if nodes and len(nodes) * a_node == world.world_size else ""
 
 
@@ -233,7 +233,7 @@ def to_device(values: Sequence[float], device: torch.device, dtype: torch.dtype 
     """`values` as a tensor on `device`, without waiting for the device's queue."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
-    # From pinned memory: a copy from any other waits for all that the device has to do.
+    # From pinned memory: a copy from other memory waits for all work that is queued on the device.
     return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
@@ -241,7 +241,7 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
     """The world that RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE describe, not yet connected.
 
     Raises:
-        MusterError: a number is missing, is none, or contradicts another.
+        MusterError: a variable is missing, is no number, or contradicts another.
     """
 
     def number(name: str) -> int | None:
@@ -278,7 +278,7 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
 
 
 def connect(world: World) -> Any:
-    """The store that all ranks share, up as soon as rank 0 is, which so knows who does not come. One rank has one too.
+    """Connects to the store that all ranks share, without waiting for the others; a single rank gets one of its own.
 
     Raises:
         MusterError: rank 0 can't be reached, or its port is taken.
@@ -344,7 +344,7 @@ def device_for(world: World, wanted: str, *, share_gpus: bool = False) -> torch.
 
 
 def open_mesh(world: World, **sizes: int) -> DeviceMesh:
-    """All ranks as a grid with the `sizes` of its dimensions, by name; the ranks of the last one are neighbours."""
+    """A device mesh of all ranks, with the `sizes` of its dimensions by name; the last one groups consecutive ranks."""
     with silent_stdout(), world.status.connecting():
         mesh = init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     for group in mesh.get_all_groups():
@@ -353,14 +353,14 @@ def open_mesh(world: World, **sizes: int) -> DeviceMesh:
 
 
 def limit_waits(world: World, group: Any) -> None:
-    """Gives the collectives of `group` the time-out of `world`: torch takes a default for groups that it makes."""
+    """Sets the time-out of `world` for the collectives of `group`: torch makes groups of a mesh with its default."""
     if world.backend == "mpi":
         return  # which knows no time-out
     timeout = timedelta(seconds=world.timeout_s)
     if hasattr(dist, "set_timeout"):
         dist.set_timeout(timeout, group)
         return
-    # torch before 2.15, whose own way takes gloo's groups of one thread (backends.py) for none of gloo's.
+    # torch before 2.15: its own function does not recognise groups of gloo with one thread (backends.py) as gloo's.
     for device in group._device_types:
         backend = group._get_backend(device)
         # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it.
@@ -368,17 +368,17 @@ def limit_waits(world: World, group: Any) -> None:
 
 
 def open_side_group(world: World) -> Any:
-    """A second group of all ranks, on the network of the hosts, for what is said beside training; None for one.
+    """A second group of all ranks, for CPU collectives beside the training; None where there is no first group.
 
-    A group that MPI has started has no store by which gloo's ranks would find each other.
+    With MPI it is a group of MPI too: gloo's ranks need a store to find each other, which a group of MPI does not have.
     """
     if world.backend is None:
         return None
     backend, timeout = "mpi" if world.backend == "mpi" else "gloo", timedelta(seconds=world.timeout_s)
     with silent_stdout(), world.status.connecting():
         group: Any = dist.new_group(backend=backend, timeout=timeout)
-    # Before another thread uses it. By its first collective torch's flight recorder learns of a group, and that of
-    # torch 2.10 takes no lock for it: of two threads that tell it of two groups, one may search its map for ever.
+    # Before another thread uses the group: its first collective registers it with torch's flight recorder, which takes
+    # no lock in torch 2.10. Where two threads register two groups, one may search the recorder's map for ever.
     # Source: https://github.com/pytorch/pytorch/pull/179313
     dist.all_reduce(torch.zeros(1), group=group)
     return group
