@@ -72,7 +72,7 @@ def compile_model(model: nn.Module, options: Options) -> None:
 def arrived(module: nn.Module, inputs: Any, outputs: torch.Tensor) -> torch.Tensor | None:
     """Forward hook of the embedding that completes the tensor which tp sends between ranks, where it is still pending.
 
-    Compiled by torch 2.15, a pending tensor (AsyncCollectiveTensor) is a type of its own, and its gradient has another.
+    torch 2.15 compiles a pending tensor (AsyncCollectiveTensor) as a type of its own, and gives its gradient another.
     """
     return outputs.clone() if isinstance(outputs, AsyncCollectiveTensor) else None
 

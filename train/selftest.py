@@ -136,7 +136,7 @@ def run_ranks(argv: Sequence[str], num_ranks: int, output: Path) -> None:
         port = probe.getsockname()[1]
     arguments = (list(argv), num_ranks, port, str(output))
     resource_tracker.ensure_running()  # not within `held`, as its start unblocks signals
-    # The ranks get a Ctrl-C that comes now once they have a handler for it.
+    # A Ctrl-C that comes now reaches the ranks once they have a handler for it.
     with interruption.held():
         ranks = start_processes(become, arguments, nprocs=num_ranks, join=False, start_method="forkserver")
     assert ranks is not None

@@ -47,7 +47,7 @@ class Trainer:
         name: of the strategy.
         given: the options as the user gave them; in `options` the defaults that depend on others are filled in.
         settings: the options with `auto` and `default` resolved, as summaries and checkpoints have them.
-        model: with the wrapper of its strategy; `trained` has it without, and its optimizer.
+        model: with the wrapper of its strategy; `trained` has it without the wrapper, and its optimizer.
         notice: whether this rank was warned that it will be stopped.
         warned: whether any rank was warned; the same on all ranks, which stop after this step.
         is_due: whether a checkpoint within the epoch is due; the same on all ranks.
@@ -391,7 +391,7 @@ class Trainer:
         return totals[:3]
 
     def save(self, progress: Progress, own: Statistics) -> None:
-        """Writes a checkpoint, on all ranks; `own` are this rank's running statistics before their mean, or none."""
+        """Writes a checkpoint, on all ranks; `own` are this rank's running statistics before they were averaged."""
         world = self.world
         world.status.enter(CHECKPOINT)
         self.manager.save(

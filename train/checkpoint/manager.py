@@ -270,7 +270,7 @@ def put_back(run: Path) -> None:
 def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault:
     """The error, on all ranks, for a user whose checkpoint was not written; removes what was written of it."""
     rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, TakenOver) or is_lost(run):  # the other training has removed what was written
+    if isinstance(cause, TakenOver) or is_lost(run):  # the other training may have removed what was written
         return SharedFault(**taken_over(run).parts)
     shutil.rmtree(partial_of(run, step), ignore_errors=True)
     if not isinstance(cause, OSError):
@@ -303,7 +303,7 @@ class CheckpointManager:
 
     Args:
         keep: how many checkpoints are kept.
-        in_background: whether the ranks train on while they write; a failure is raised at the next one, or at the end.
+        in_background: whether the ranks train on while they write; failures are raised at the next save, or at the end.
         is_shared: whether all hosts have the folder `run`; else rank 0 writes all tensors that all ranks hold alike.
 
     Attributes:

@@ -194,7 +194,7 @@ class CheckpointWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results: list[WriteResult] = []
-        # Rank 0 writes at least the index. Another rank without data makes no folder, which nobody might remove again.
+        # Rank 0 writes at least the index. Another rank without data makes no folder: nobody may be there to remove it.
         if plan.items or self.rank == 0:
             # Does not make the run's folder: where its file system is gone, it would be made in the empty mount point.
             self.folder.parent.mkdir(exist_ok=True)

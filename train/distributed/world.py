@@ -30,11 +30,11 @@ HashStore: Any = dist.HashStore  # pyright: ignore[reportPrivateImportUsage]
 """A store within one process."""
 
 FAULT_POLL_S = 1.0
-"""Seconds between two checks, by a rank that waits for others, whether the fault of a rank has been published."""
+"""Seconds between two checks for a published fault, by a rank that waits for others."""
 
 
 class RanksMissing(MusterError):
-    """Raised on all ranks that are left: some `ranks` are missing, or a `fault` was published (health/faults.py).
+    """The error on all ranks that are left: some `ranks` are missing, or a `fault` was published (health/faults.py).
 
     Attributes:
         world: of the rank that raises this; its `hosts` are set where the missing ranks had connected before.
@@ -186,13 +186,13 @@ class World:
         return values if len(values) == self.world_size else values * self.world_size
 
     def hosts_by(self, value: Any) -> dict[Any, str]:
-        """By each `value` that ranks have: the names of their hosts, as text. One entry where all ranks agree."""
+        """The hosts by the `value` that their ranks have: {value: names of hosts}; one entry where all ranks agree."""
         values = self.gather(value)
         places = list(zip(values, self.hosts or (self.host,), strict=True))
         return {value: listed(host for other, host in places if other == value) for value in dict.fromkeys(values)}
 
     def _missing(self, keys: Sequence[str], limit_s: float) -> list[int]:
-        """The ranks that have not set theirs of `keys` within `limit_s`, or before a fault was published.
+        """The ranks that have not set their key of `keys` within `limit_s`, or before a fault was published.
 
         Raises dist.DistError where the connection breaks: the process of the store is gone then, and not merely slow.
         """
@@ -278,7 +278,7 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
 
 
 def connect(world: World) -> Any:
-    """Connects to the store that all ranks share, without waiting for the others; a single rank gets one of its own.
+    """Connects to the store of all ranks, at once, so that rank 0 can name missing ranks; a single rank has its own.
 
     Raises:
         MusterError: rank 0 can't be reached, or its port is taken.

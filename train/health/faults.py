@@ -29,7 +29,7 @@ GRACE_S = 3
 """Seconds that a rank has to end by itself after a fault; a failing rank 0 serves the store for up to twice as long."""
 
 ECHO = r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|remote process exited|communicator was aborted"
-"""A pattern for the messages of gloo, NCCL and the store that another rank is gone."""
+"""A pattern for the messages by which gloo, NCCL and the store report that another rank is gone."""
 
 
 class SharedFault(MusterError):
@@ -50,7 +50,7 @@ class Fault:
 
 
 def agree(world: World, function: Callable[[], Result]) -> Result:
-    """Calls `function` on all ranks; returns what it returned on this rank, once it has returned on all.
+    """Calls `function` on each rank; returns its result on this rank, once it has returned on all ranks.
 
     Raises:
         SharedFault: on all ranks alike, where it raised a MusterError on any.

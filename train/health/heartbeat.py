@@ -1,7 +1,7 @@
 """A rank's heartbeat: every few seconds it sends its progress, and reads that of other ranks.
 
 Rank 0 reads the beats of all ranks, the others read that of rank 0. So a rank that is dead or hangs is named and ends
-the run, which the collective in which the others wait would not notice.
+the run; the collective in which the others wait would not notice it.
 """
 
 import faulthandler
@@ -34,11 +34,11 @@ BEAT_S = 3.0
 """Seconds between two beats."""
 
 GONE_S = 45
-"""Seconds without an answer of the store after which it counts as gone, besides DUMP_S, as a dump delays beats too."""
+"""Seconds without an answer of the store after which it counts as gone; DUMP_S is added, as a dump delays beats too."""
 
 SILENT_S = 300
 """Default seconds without a beat after which a rank counts as dead; others report the end of its process sooner.
-While storage fails over, for minutes, a page of a memory-mapped file may stop a process that holds Python's lock."""
+While storage fails over, for minutes, a read of a memory-mapped file can block a process that holds Python's lock."""
 
 BEATS_AFTER_LOSS = 3
 """Missing beats after which a rank counts as dead where some rank has lost a connection."""

@@ -202,7 +202,7 @@ class GracePeriod(NamedTuple):
     setting: str
 
     def note(self, save_s: float, step_s: float) -> str | None:
-        """A note where a step of `step_s` and a checkpoint of `save_s` don't fit into it; None where they do."""
+        """A note where a step of `step_s` and a checkpoint of `save_s` don't fit into this time; None where they do."""
         if save_s + step_s <= self.seconds:
             return None
         minutes = math.ceil(2 * (save_s + step_s) / 60)
