@@ -268,9 +268,9 @@ def put_back(run: Path) -> None:
 
 
 def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault:
-    """The error, on all ranks, for a user whose checkpoint was not written; removes what was written of it."""
+    """The error, on all ranks, for a user whose checkpoint was not written; removes its incomplete folder."""
     rank, (cause, _) = min(error.failures.items())
-    if isinstance(cause, TakenOver) or is_lost(run):  # the other training may have removed what was written
+    if isinstance(cause, TakenOver) or is_lost(run):  # the other training may have removed the folder
         return SharedFault(**taken_over(run).parts)
     shutil.rmtree(partial_of(run, step), ignore_errors=True)
     if not isinstance(cause, OSError):
@@ -473,7 +473,7 @@ def load_into(path: Path, index: State, tensors: dict[str, torch.Tensor], group:
     """Fills `tensors`, full ones or this rank's shards, from the checkpoint at `path`; to be called on all ranks.
 
     Raises:
-        MusterError: on all ranks, where what any of them reads is damaged; some of `tensors` are filled then.
+        MusterError: on all ranks, where the data of any rank are damaged; some of `tensors` are filled then.
     """
     try:
         with warnings.catch_warnings():
@@ -517,7 +517,7 @@ def newest_first(run: Path) -> tuple[list[Path], list[str]]:
 
 
 def first_whole(paths: list[Path], read: Callable[[Path], Read]) -> tuple[Path, Read, list[str]]:
-    """The first undamaged checkpoint of `paths`, what `read` returns for it, and a note on each one before it.
+    """The first undamaged checkpoint of `paths`, the result of `read` for it, and a note on each one before it.
 
     Raises:
         MusterError: all are damaged, or `read` refuses one for another reason.
@@ -573,7 +573,7 @@ def is_complete(progress: Progress, options: Options) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """The model and the optimizer: what training changes, and a checkpoint holds.
+    """The model and the optimizer, which training changes and a checkpoint holds.
 
     Attributes:
         model: spread over the ranks by its strategy, without the strategy's wrapper.

@@ -1,4 +1,4 @@
-"""A run's folder, and how a run is resumed: which run, from which checkpoint, and what differs from before.
+"""A run's folder, and how a run is resumed: which run, from which checkpoint, with which differences.
 
 Rank 0 chooses the folder, and never one that holds another run.
 """
@@ -32,7 +32,7 @@ RESULT_OPTIONS = (
     *("comm_hook", "powersgd_rank", "powersgd_start", "sync_bn"),
     *("lr_schedule", "lr_end", "decay_norms", "label_smoothing", "decoder"),
 )
-"""Options that change what is learnt: a resumed run warns when they differ."""
+"""Options that change the trained weights: a resumed run warns where they differ."""
 
 assert set(RESULT_OPTIONS) <= {field.name for field in fields(Options)}
 
@@ -150,7 +150,7 @@ def choose_folder(options: Options, base: Path) -> Run:
         candidates = [base]
         manager.put_back(base)  # not for several candidates: some may be in training in another job
     else:
-        # Some may be another user's, who lets nobody in.
+        # Some may belong to another user, and be closed to this one.
         candidates = [folder for folder in numbered(base) if os.access(folder, os.X_OK, effective_ids=True)]
     if with_checkpoint := [folder for folder in candidates if manager.saved(folder)]:
         return with_newest(max(with_checkpoint, key=lambda folder: manager.saved(folder)[0].stat().st_mtime))

@@ -100,7 +100,7 @@ class Index(TypedDict):
 
 
 class Damaged(Exception):
-    """A file of a checkpoint differs from what was written. Ranks can send this to each other, unlike a MusterError."""
+    """A checkpoint's file has changed since it was written. Ranks can send this to each other, unlike a MusterError."""
 
 
 def unreadable(path: Path, reason: str) -> MusterError:

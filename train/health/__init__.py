@@ -1,1 +1,1 @@
-"""Detects and reports what ends a run early: a dead launcher, errors of ranks, hangs, preemption, exhausted memory."""
+"""Detects and reports causes of an early end: a dead launcher, errors of ranks, hangs, preemption, exhausted memory."""

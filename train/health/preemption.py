@@ -30,7 +30,7 @@ GRACE = "MUSTER_GRACE_S"
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """A job's time limit, and when to stop ahead of it.
+    """A job's time limit, and how long before that a run stops.
 
     Attributes:
         end: the limit, in unix seconds.
