@@ -1,4 +1,4 @@
-"""Which samples each rank takes, in which order."""
+"""Samplers, which choose the samples of each rank and their order."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from torch.utils.data import Sampler
 
 
 def seed_of(*parts: int | str) -> int:
-    """A seed of 63 bits made of `parts`: (seed, "train", epoch, index). Equal parts give equal seeds, everywhere."""
+    """A 63-bit seed derived from `parts`, such as (seed, "order", epoch); the same on every rank and machine."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -28,14 +28,14 @@ def reseed(device: torch.device, *parts: int | str) -> None:
 
 
 class Draw(NamedTuple):
-    """One sample to read. The epoch goes with it, so that workers that live on know which augmentation it gets."""
+    """The index of a sample to read, and the epoch, on which its augmentation depends: workers outlive an epoch."""
 
     sample: int
     epoch: int
 
 
 class TrainSampler(Sampler[list[Draw]]):
-    """The micro-batches of one rank, such that training depends on the global batch alone.
+    """The micro-batches of one rank: any split of a global batch into ranks and accumulation forms the same ones.
 
     With B = batch_size * world_size * accumulate, step t takes the samples t*B to (t+1)*B of the epoch's permutation,
     and the micro-batch (accumulation a, rank r) is block number a * world_size + r of them. So 4 ranks, 2 ranks that
@@ -56,7 +56,7 @@ class TrainSampler(Sampler[list[Draw]]):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, first_sample: int = 0, max_steps: int | None = None) -> None:
-        """Chooses the permutation; the first `first_sample` of it count as done, `max_steps` limits the rest."""
+        """Chooses the permutation of `epoch`; skips its first `first_sample` samples; `max_steps` limits the rest."""
         self.epoch = epoch
         self.first_sample = first_sample
         steps = max(0, self.num_samples - first_sample) // self.global_batch  # the data may be fewer than they were

@@ -1,4 +1,4 @@
-"""Samples and their labels, as every source of images or of tokens offers them to the loader; and how one is opened."""
+"""The interface between the sources and the loader: `Samples` with their labels, `Source`, and `open_source`."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from muster.units import plural
 
 
 class BadSample(Exception):
-    """A sample that can't be read: its file or its number, and what the reader said."""
+    """A sample that can't be read: its file, or its position in the data, and the reason."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
@@ -31,7 +31,7 @@ class Samples(ABC):
     """Whether reading draws random numbers (augmentation)."""
 
     takes_time = False
-    """Whether reading takes long enough to be worth a process of its own."""
+    """Whether reading takes long enough to be worth worker processes."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -50,7 +50,7 @@ class Samples(ABC):
 
 
 class InMemory(Samples):
-    """Images that are one tensor already: a batch is one indexing operation.
+    """Images that are one tensor in memory: reading a batch is one indexing operation.
 
     Args:
         images_NCHW: uint8.
@@ -77,13 +77,13 @@ class Source:
     """Training and validation samples of one kind.
 
     Attributes:
-        num_classes: classes of an image, or different tokens.
-        size: pixels a side, or tokens of a sequence.
-        unit: what is counted: images or tokens.
-        fix_bad: what to do about a sample that can't be read.
-        mean, std: of the channels, on the scale 0 to 1; what uint8 images are normalised by, on the device.
-        on_device: the images are made on the training device, so that no loader is needed.
-        notes: what the user should know of how the data were found.
+        num_classes: the number of image classes, or the size of the vocabulary.
+        size: pixels per side of an image, or tokens per sequence.
+        unit: what rates count: images or tokens.
+        fix_bad: the `fix:` line of the error about a sample that can't be read.
+        mean, std: of each channel, on the scale 0 to 1; uint8 images are normalised by them on the device.
+        on_device: whether the samples are kept on the training device, so that no DataLoader is needed.
+        notes: what the user should know about how the data were found, a line each.
     """
 
     train: Samples
@@ -99,12 +99,12 @@ class Source:
 
     @property
     def targets_of_sample(self) -> int:
-        """What is predicted of one full sample: its class, or each next token."""
+        """The number of targets of one full sample: one class, or the next token at each of `size` positions."""
         return self.size if self.unit == "tokens" else 1
 
     @property
     def num_valid_targets(self) -> int:
-        """What all of the validation samples have to predict."""
+        """The number of targets of all validation samples together."""
         return getattr(self.valid, "num_targets", len(self.valid))
 
 
@@ -116,19 +116,19 @@ def split(num_samples: int, valid_share: float, seed: int) -> tuple[list[int], l
 
 
 def left_out(number: int, what: str) -> tuple[str, ...]:
-    """The note on so many files that are not read, if there are any."""
+    """A note that `number` files are left out, and why (`what`); none for 0."""
     return (f"{plural(number, 'file')} left out: {what}",) if number else ()
 
 
 def open_source(options: Options, world: World | None = None) -> Source:
-    """The images or tokens that `--data` names; one rank alone searches the folder: a thousand bring its server down.
+    """Opens the source in `--data`; rank 0 alone searches its folder: a thousand ranks would overload the server.
 
     Args:
         world: all ranks, which call this together; None for a process alone.
 
     Raises:
-        SharedFault: on all ranks, where there is no such source, it is not for this model, its folder is not what it
-            should be, or nodes have different ones.
+        SharedFault: on all ranks, where there is no such source, it does not fit the model, its data are missing or
+            not in the expected layout, or the nodes have different data.
     """
     world = world or World()
     agree(world, lambda: check_data(options.data, options.model))
