@@ -1,4 +1,4 @@
-"""From a source to batches on the training device."""
+"""The loader: reads the samples of a source, and brings them to the training device as batches."""
 
 import hashlib
 import math
@@ -28,19 +28,19 @@ AHEAD = 2
 """Batches that each worker makes before they are asked for (prefetch_factor): DataLoader's own default."""
 
 PROBED = 10
-"""Samples that are tried to learn how large one is."""
+"""Samples that are tried, until one can be read, to learn the size of a sample."""
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets, on the device."""
 
 
 class Batch(NamedTuple):
-    """What a loader hands over.
+    """A batch as the DataLoader yields it.
 
     Attributes:
-        inputs: images NCHW, or tokens NT, or files that the device decodes; None where no sample of the batch could be
-            read.
-        labels: N, or NT.
+        inputs: images NCHW, or tokens NT, or encoded files for the device to decode; None where no sample of the
+            batch could be read.
+        labels: classes N, or next tokens NT; None with `inputs`.
         bad: name and reason of each sample that could not be read.
     """
 
@@ -50,7 +50,7 @@ class Batch(NamedTuple):
 
 
 class Reader(Dataset[Batch]):
-    """Reads draws into a batch.
+    """Reads the samples of a batch.
 
     A sample that can't be read is named in the batch. In training, the next readable one takes its place, so that all
     ranks go on taking the same number of steps; in validation it is left out.
@@ -76,9 +76,9 @@ class Reader(Dataset[Batch]):
         return Batch(inputs, labels, bad)
 
     def read(self, draw: Draw, bad: list[tuple[str, str]]) -> tuple[Any, Any] | None:
-        """The sample, or the one in its place; what could not be read is added to `bad`.
+        """The sample of `draw`, or the one in its place, or None; samples that could not be read are added to `bad`.
 
-        Its augmentation depends on its number and the epoch, and on no worker or rank.
+        Its augmentation depends on the seed, the epoch and its index, not on the worker or the rank.
         """
         for distance in range(len(self.samples) if self.replace else 1):
             sample = (draw.sample + distance) % len(self.samples)
@@ -94,7 +94,7 @@ class Reader(Dataset[Batch]):
 def ahead(
     batches: Iterable[Batch], place: Callable[[Batch], Tensors | None], side: torch.cuda.Stream
 ) -> Iterator[tuple[Batch, Tensors | None]]:
-    """Each of `batches`, with what `place` made of it on the stream `side` while the batch before was in use."""
+    """Yields each batch with its tensors, which `place` makes on the stream `side` while the batch before is in use."""
     waiting: tuple[Batch, Tensors | None, Any] | None = None
     for batch in batches:
         with torch.cuda.stream(side):
@@ -107,11 +107,11 @@ def ahead(
 
 
 def hand_over(batch: Batch, tensors: Tensors | None, done: Any) -> tuple[Batch, Tensors | None]:
-    """`batch` and its `tensors`, for which the GPU's main stream waits until they are `done`; the host does not."""
+    """Makes the GPU's main stream, not the host, wait for the event `done`; returns `batch` and its `tensors`."""
     main = torch.cuda.current_stream()
     main.wait_event(done)
     for tensor in tensors or ():
-        # They came from the other stream's memory: it must not be given away before the main one is done with them.
+        # They were allocated on the other stream: their memory must not be reused before the main one has used them.
         tensor.record_stream(main)
     return batch, tensors
 
@@ -120,7 +120,7 @@ class Batches:
     """Batches of one rank, on its device, ready for the model.
 
     Args:
-        sampler: chooses the samples; where bad ones are skipped, those that train are replaced, others left out.
+        sampler: chooses the samples. Where bad ones are skipped, they are replaced in training, left out in validation.
     """
 
     def __init__(self, source: Source, sampler: TrainSampler | ValidSampler, options: Options, world: World) -> None:
@@ -152,7 +152,7 @@ class Batches:
         self.std = torch.tensor(source.std, device=world.device).mul(255).view(1, 3, 1, 1)
 
     def make_loader(self, num_workers: int) -> None:
-        """Makes the loader anew, with so many processes; they start with the first epoch."""
+        """Makes the DataLoader anew, with `num_workers` processes; they start with the first epoch."""
         self.num_workers = 0 if self.source.on_device else num_workers
         if self.source.on_device:
             return
@@ -164,7 +164,7 @@ class Batches:
             pin_memory=self.device.type == "cuda",
             prefetch_factor=AHEAD if num_workers else None,
             persistent_workers=num_workers > 0,
-            # Distinct for each rank, and each worker adds its number.
+            # A different seed on each rank, to which each worker adds its number.
             generator=generator(self.options.seed, "workers", "train" if self.train else "valid", self.world.rank),
             worker_init_fn=begin_worker,
         )
@@ -172,11 +172,11 @@ class Batches:
     def __iter__(self) -> Iterator[Tensors]:
         """Images (NCHW, float) and labels (N), or tokens and targets (both NT), on the device.
 
-        Batches of which nothing can be read are left out. In validation every rank gets as many as any other, the last
-        perhaps with nothing to count in it: a model that is spread over the ranks computes on all of them or on none.
+        Batches without a readable sample are left out. In validation all ranks get the same number of batches, the last
+        perhaps without a target that counts: a model that is spread over the ranks computes on all of them or on none.
 
         Raises:
-            MusterError: a sample can't be read, and bad samples stop the run.
+            MusterError: a sample can't be read, and bad samples stop the run; or no training sample can be read at all.
         """
         self.num_bad = 0
         missing = 0 if isinstance(self.sampler, TrainSampler) else self.sampler.num_rounds
@@ -193,13 +193,13 @@ class Batches:
                     missing -= 1
                     yield tensors
         except (ConnectionError, EOFError):  # a worker was killed while it handed a batch over
-            time.sleep(5)  # until SIGCHLD comes, at which torch raises a RuntimeError that says so
+            time.sleep(5)  # until SIGCHLD comes, on which torch raises a RuntimeError about the worker
             raise
         for _ in range(missing):
             yield self.nothing()
 
     def place(self, batch: Batch) -> Tensors | None:
-        """`batch` on the device; None where nothing of it could be read, or it ends the run."""
+        """The tensors of `batch` on the device; None where no sample could be read, or a bad one ends the run."""
         if batch.inputs is None or batch.labels is None or (self.stop and batch.bad):
             return None
         return self.prepare(batch.inputs), batch.labels.to(self.device, non_blocking=True)
@@ -214,13 +214,13 @@ class Batches:
         return self.prepare(torch.zeros(1, 3, size, size, dtype=torch.uint8)), targets_N
 
     def batch_bytes(self) -> int:
-        """What a batch takes in /dev/shm; 0 where nothing is loaded, or no sample can be read."""
+        """Bytes that a batch takes in /dev/shm; 0 without a DataLoader, or where no sample can be read."""
         if self.loader is None:
             return 0
         for sample in range(min(PROBED, len(self.reader.samples))):
             if (inputs := self.reader.__getitems__([Draw(sample, 0)]).inputs) is None:
                 continue
-            # Of files that are not decoded twice what this one has: others have more.
+            # Encoded files differ in size: assume twice this one's.
             sample_bytes = inputs.nbytes if self.decode is None else 2 * inputs.contents.nbytes
             targets_bytes = self.source.targets_of_sample * torch.int64.itemsize
             return shm_bytes(self.options.batch_size * sample_bytes, self.options.batch_size * targets_bytes)
@@ -232,7 +232,7 @@ class Batches:
             workers._shutdown_workers()
 
     def note(self, batch: Batch) -> None:
-        """Counts the bad samples of `batch`, or ends the run over them."""
+        """Counts the bad samples of `batch`, or raises MusterError where they end the run."""
         name, reason = batch.bad[0]
         if self.stop:
             raise MusterError(f"a sample can't be read: {reason}", seen=name, fix=self.source.fix_bad)
@@ -244,9 +244,9 @@ class Batches:
         self.bad.update(batch.bad)
 
     def prepare(self, inputs: Any) -> torch.Tensor:
-        """`inputs` of a batch on the device, as the model wants them.
+        """`inputs` of a batch on the device, as the model takes them: tokens, or normalised images (NCHW, float).
 
-        Bytes travel as bytes: a quarter of the traffic.
+        uint8 images are copied as they are, a quarter of the traffic of float, and converted on the device.
         """
         if self.source.unit == "tokens":
             return inputs.to(self.device, non_blocking=True)
@@ -262,17 +262,17 @@ class Batches:
 
 
 def identity(batch: Any) -> Any:
-    """`batch`, which the reader has collated already."""
+    """`batch` unchanged: Reader has collated it already."""
     return batch
 
 
 def begin_worker(worker: int) -> None:
-    """Prepares a worker: signals are left to its rank, and that the rank has ended is no error to show."""
+    """Prepares a worker: leaves signals to its rank, and hides the errors that follow when the rank has ended."""
     leave_signals_to_trainer()
     show = sys.excepthook
 
     def show_unless_lost(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # multiprocessing's thread that hands batches over; a rank that lives sees the same, and tells it.
+        # Errors of multiprocessing's thread that hands batches over; a rank that is alive reports them itself.
         if not isinstance(error, OSError | EOFError):
             show(kind, error, trace)
 
@@ -283,7 +283,7 @@ def open_batches(source: Source, options: Options, world: World, cores: int = 1)
     """The training and the validation batches of this rank.
 
     Args:
-        cores: that this rank may use, for workers of which the user gave no number.
+        cores: how many this rank may use; they limit the workers where the user gave no number.
 
     Raises:
         MusterError: the training samples don't fill one global batch, `--decoder` does not fit, or /dev/shm does not
@@ -307,18 +307,18 @@ IN_USE = 2
 """Batches that the trainer holds: one that it trains on, and the next, which it has already taken over."""
 
 MARGIN = 1.1
-"""A tenth more, for what else goes there: semaphores, and what NCCL and MPI pass between the ranks of a host."""
+"""A tenth more, for what else lies in /dev/shm: semaphores, and what NCCL and MPI pass between ranks of a host."""
 
 MIB = 2**20
 MOST_WORKERS = 16
-"""Of a rank, where the user gives no number."""
+"""The most workers of a rank, where the user gives no number."""
 
 
 def choose_num_workers(train: Batches, valid: Batches, options: Options, world: World, cores: int) -> None:
-    """Gives both the workers that the user wants, or else as many as cores and /dev/shm allow.
+    """Gives both loaders the workers that the user asks for, or else as many as the cores and /dev/shm allow.
 
     Raises:
-        MusterError: /dev/shm does not hold the batches of those that the user wants.
+        MusterError: /dev/shm does not hold the batches of as many workers as the user asks for.
     """
     ranks, free = max(1, world.hosts.count(world.host)), free_shm()
     for batches, given in ((train, options.train_num_workers), (valid, options.valid_num_workers)):
@@ -332,7 +332,7 @@ def choose_num_workers(train: Batches, valid: Batches, options: Options, world: 
             raise MusterError(
                 f"{SHM} is too small for the data loader's workers, or this user may not write there",
                 seen=f"{free / MIB:.1f} MiB free, {asked / MIB:.1f} MiB needed by the workers of {ranks} ranks here",
-                # A GiB more than fits, for what is there already.
+                # A GiB more than needed, for what is there already.
                 fix=f"docker run --shm-size={math.ceil(asked / 1024 / MIB) + 1}g, or docker run --ipc=host, "
                 f"or --{'train' if batches.train else 'valid'}-num-workers={fitting}",
             )
@@ -345,7 +345,7 @@ def choose_num_workers(train: Batches, valid: Batches, options: Options, world: 
 
 
 def count_cores(world: World) -> int:
-    """The cores that this rank may use, less those of ranks bound to the same ones; to be called on all ranks.
+    """The number of cores for this rank: an equal share of those that it may use; to be called on all ranks.
 
     Some launchers bind each rank to cores of its own, others all ranks of a host to the same.
     """
@@ -358,25 +358,25 @@ def count_cores(world: World) -> int:
 
 
 def choose_workers(source: Source, device: torch.device, cores: int) -> int:
-    """The number of workers: none where reading is next to nothing, or where they would take the trainer's cores."""
+    """The number of workers: 0 where reading takes almost no time, or where training itself needs the cores (CPU)."""
     if device.type == "cpu" or not source.train.takes_time:
         return 0
     return min(MOST_WORKERS, max(1, cores - 1))
 
 
 def shm_needed(num_workers: int, batch_bytes: int, ranks: int) -> int:
-    """Bytes for `num_workers` workers of each of `ranks` ranks on a host: all batches that are there at once."""
+    """Bytes of all batches that are in /dev/shm at once, with `num_workers` workers for each of `ranks` ranks."""
     return math.ceil((num_workers * AHEAD + IN_USE) * batch_bytes * ranks * MARGIN)
 
 
 def shm_bytes(*sizes: int) -> int:
-    """What tensors of `sizes` bytes take there, a file each: whole pages."""
+    """Bytes that tensors of `sizes` bytes take in /dev/shm: each is a file of whole pages."""
     page = resource.getpagesize()
     return sum(-(-size // page) * page for size in sizes)
 
 
 def free_shm() -> int:
-    """Bytes that are free; none where nothing may be written."""
+    """Free bytes in /dev/shm; 0 where this process may not write there."""
     if not os.access(SHM, os.W_OK | os.X_OK):
         return 0
     state = os.statvfs(SHM)
