@@ -11,9 +11,9 @@ from muster.train.data.source import InMemory, Source
 
 
 class Augmented(InMemory):
-    """Training images, each moved by up to an eighth each way over black, and flipped by chance.
+    """Training images, each shifted by up to an eighth of its size over a black border, and flipped at random.
 
-    The same bits as by RandomCrop and RandomHorizontalFlip of torchvision's v2, which take longer on such small images.
+    The bits are those of torchvision v2's RandomCrop and RandomHorizontalFlip, which take longer on such small images.
     """
 
     random = True

@@ -12,7 +12,7 @@ from muster.train.data.source import InMemory, Source, split
 VALID_SHARE = 0.2
 
 FILE = "sklearn/datasets/data/digits.csv.gz"
-"""Of scikit-learn: a line an image, its 64 pixels from 0 to 16 and the digit.
+"""The file in scikit-learn: one line per image, with its 64 pixels from 0 to 16 and the digit.
 
 Source: sklearn/datasets/_base.py, load_digits
 """
@@ -38,9 +38,9 @@ def open_source(options: Options) -> Source:
 
 
 def read() -> tuple[np.ndarray, np.ndarray]:
-    """The pixels (1797, 64) and the digits (1797,), whole numbers.
+    """The pixels (1797, 64) and the digits (1797,), as int64.
 
-    The file is read as it lies there: to load scikit-learn for it takes each rank most of a second.
+    The file is read directly: to import scikit-learn for it would take each rank most of a second.
     """
     with gzip.open(str(distribution("scikit-learn").locate_file(FILE)), "rt") as lines:
         table = np.loadtxt(lines, delimiter=",", dtype=np.int64)

@@ -21,7 +21,7 @@ class Fake(FakeData, Samples):
 
 
 def open_source(options: Options) -> Source:
-    """Random images: `--num-samples` train, a tenth more validate."""
+    """Random images: `--num-samples` train, a tenth as many validate."""
     size, num_valid = options.pixels, max(1, options.num_samples // 10)
     images = partial(Fake, image_size=(3, size, size), num_classes=options.num_classes, transform=ToTensor())
     # torchvision seeds sample i by i + offset, in 64 bits; validation samples start where the training samples end.

@@ -1,4 +1,4 @@
-"""Random images, or tokens, made on the training device: what a step costs when data costs nothing."""
+"""Random images or tokens, kept on the training device: for measuring steps without the cost of data."""
 
 import torch
 
@@ -14,11 +14,11 @@ NUM_PATTERNS = 64
 class Synthetic(InMemory):
     """A small bank of random samples that repeats: sample i is pattern i modulo NUM_PATTERNS.
 
-    So a sample depends on its number alone, and results don't depend on the world size.
+    So a sample depends on its index alone, and results don't depend on the world size.
 
     Args:
-        images_NCHW: or tokens (NT).
-        labels_N: or the tokens that follow (NT).
+        images_NCHW: images, or tokens (NT).
+        labels_N: classes, or next tokens (NT).
     """
 
     def __init__(self, num_samples: int, images_NCHW: torch.Tensor, labels_N: torch.Tensor) -> None:
@@ -42,7 +42,7 @@ class Synthetic(InMemory):
 
 
 def open_source(options: Options) -> Source:
-    """`--num-samples` images train, a tenth more validate; or sequences, for a model that predicts tokens."""
+    """Random images, or sequences for a model that predicts tokens: `--num-samples` train, a tenth as many validate."""
     drawn = generator(options.seed, "synthetic")
     if options.predicts_tokens:
         shape = shape_of(options.model)
