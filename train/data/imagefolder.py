@@ -28,11 +28,11 @@ class Found:
     """The images below a folder, in the order of torchvision's ImageFolder: by class, then by folder and name.
 
     Attributes:
-        paths_N: below the folder, as bytes in one array: a list of a million would be copied in each worker, by its
-            counts of references.
-        labels_N: the class of each.
-        num_train: the first so many train, the others validate; all of them, where the folder has no such halves.
-        notes: what the user should know of what was found.
+        paths_N: relative to the folder, as bytes in one array: a list of a million strings would be copied into each
+            forked worker, since reading them changes their reference counts.
+        labels_N: the class of each image.
+        num_train: the number of training images, which come first; all of them where there is no train/ and val/.
+        notes: what the user should know about what was found, a line each.
     """
 
     paths_N: np.ndarray
@@ -43,7 +43,7 @@ class Found:
 
 
 class ImageFiles(EncodedImages):
-    """Image files, whose `paths_N` are below `folder`."""
+    """Image files at `paths_N`, relative to `folder`."""
 
     def __init__(self, folder: Path, paths_N: np.ndarray, labels_N: np.ndarray, size: int, *, random: bool) -> None:
         super().__init__(labels_N, size, random=random)
@@ -64,7 +64,7 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
     Raises:
         MusterError: it has one of the two.
     """
-    # Without train/ it may be beside training/, of which is told as what would be mixed.
+    # Without train/, validation/ may lie beside training/: `refuse_mixed` reports these.
     names = ("valid", "val", "validation") if os.path.isdir(root / "train") else ("valid",)
     halves = [root / "train", next((half for name in names if os.path.isdir(half := root / name)), root / "val")]
     present = [half for half in halves if os.path.isdir(half)]  # Path.is_dir raises where this user may not look
@@ -77,7 +77,7 @@ def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
 
 
 def refuse_mixed(names: dict[str, set[str]], seen: str, layout: str) -> None:
-    """Raises MusterError where, by their words, one of `names` is of training data and another of validation data."""
+    """Raises MusterError where the words in `names` mark one of them as training data, another as validation data."""
     train = [name for name, words in names.items() if words & TRAINS]
     valid = [name for name in names if name not in train and names[name] & VALIDATES]
     if train and valid:
@@ -89,7 +89,7 @@ def find_folder(options: Options, layout: str) -> Path:
     """The folder that `--data` names.
 
     Raises:
-        MusterError: it is not there.
+        MusterError: it is no folder, or can't be read.
     """
     source, _, folder = options.data.partition(":")
     root = Path(os.path.expanduser(folder))
@@ -101,7 +101,7 @@ def find_folder(options: Options, layout: str) -> Path:
 
 
 def entries_of(folder: str | Path) -> list[os.DirEntry[str]]:
-    """What is in `folder`, but for hidden names: macOS leaves a `._NAME.jpg`, which is no image, beside each image."""
+    """The entries of `folder` except hidden ones: macOS leaves a `._NAME.jpg`, which is no image, beside each image."""
     return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
 
 
@@ -109,12 +109,12 @@ def images_below(folder: str, above: tuple[str, ...], others: list[str]) -> Iter
     """The paths of the images in a folder and below it; links are followed, hidden names are left out.
 
     Args:
-        above: the real paths of the folders on the way here.
-        others: gets the paths of the other files.
+        above: the real paths of the folders above this one.
+        others: a list to which the paths of all other files are added.
 
     Raises:
-        MusterError: a link leads back to a folder above it, without end; or what is no file has an image's name.
-        OSError: a folder can't be looked at.
+        MusterError: a link leads back to a folder above it, or something that is no file has the name of an image.
+        OSError: a folder can't be read.
     """
     if (real := os.path.realpath(folder)) in above:
         raise MusterError("a link leads back to a folder above it", seen=f"{folder} -> {real}", fix="remove the link")
@@ -122,7 +122,7 @@ def images_below(folder: str, above: tuple[str, ...], others: list[str]) -> Iter
         if entry.is_dir():
             yield from images_below(entry.path, (*above, real), others)
         elif has_file_allowed_extension(entry.name, IMG_EXTENSIONS):
-            # A link that leads nowhere is told by who reads it; a pipe would hold its reader for ever.
+            # A broken link is reported when it is read; a pipe would block its reader for ever.
             if not entry.is_file() and os.path.exists(entry.path):
                 raise MusterError("what is named as an image is no file", seen=entry.path, fix="remove it")
             yield entry.path
@@ -138,7 +138,7 @@ def read_folder(folder: Path, seen: str, others: list[str]) -> tuple[list[str], 
         others: gets the paths of the files that are no images.
 
     Raises:
-        MusterError: there is no folder, no class in it, a class without images, or a link that leads back.
+        MusterError: the folder can't be read, has no classes or a class without images, or a link leads back.
     """
     try:
         classes = sorted(entry.name for entry in entries_of(folder) if entry.is_dir())
@@ -171,7 +171,7 @@ def find_images(root: Path, seen: str) -> Found:
         seen: what the user typed, for errors.
 
     Raises:
-        MusterError: it can't be read, a class has no images, halves have other classes, a link leads back.
+        MusterError: `root` can't be read, a link leads back, or there are too few, empty, mixed or unequal classes.
     """
     halves = halves_of(root, seen, LAYOUT)
     others: list[str] = []
@@ -182,7 +182,7 @@ def find_images(root: Path, seen: str) -> Found:
         fix = f"give both the same subfolders below {root}"
         raise MusterError(f"train/ and {halves[1].name}/ don't have the same classes", seen=seen, fix=fix)
     if len(halves) == 1:
-        # Halves differ in one word: training_set and test_set; classes may be an express train and a test tube.
+        # Names of halves differ in one word (training_set, test_set), of classes in more (express_train, test_tube).
         marked = {name: words for name in classes if (words := set(re.findall("[a-z]+", name.lower()))) & MARKS}
         for (one, own), (other, its) in combinations(marked.items(), 2):
             if len(own - its) == len(its - own) == 1:
@@ -201,7 +201,7 @@ def find_images(root: Path, seen: str) -> Found:
 
 
 def choose_halves(num_samples: int, num_train: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the samples that train and that validate: the first and the rest, or by chance where all train."""
+    """The indices that train and that validate: the first `num_train` and the rest; if none is left, a random split."""
     if num_train < num_samples:
         return np.arange(num_train), np.arange(num_train, num_samples)
     train, valid = split(num_samples, VALID_SHARE, seed)
@@ -209,7 +209,7 @@ def choose_halves(num_samples: int, num_train: int, seed: int) -> tuple[np.ndarr
 
 
 def open_source(options: Options, found: Found) -> Source:
-    """The images that `scan` has found, perhaps on another host; of one folder a tenth validates, by the seed."""
+    """Opens the images that `scan` found on rank 0; without train/ and val/, a tenth validates, chosen by the seed."""
     root, size = find_folder(options, LAYOUT), options.pixels
     train, valid = choose_halves(len(found.paths_N), found.num_train, options.seed)
     return Source(

@@ -17,13 +17,13 @@ from muster.train.data.source import BadSample, Samples
 
 JPEG = b"\xff\xd8\xff"
 AREA, RATIO = [0.35, 1.0], [3 / 4, 4 / 3]
-"""Of a random crop: its share of the image, and its width by its height."""
+"""Ranges of a random crop: its share of the image's area, and its width divided by its height."""
 
 REASONS = {FileNotFoundError: "the file is gone", UnidentifiedImageError: "it is no image, or of an unknown format"}
-"""What is said in place of an error's own words: those of PIL have an address in memory in them."""
+"""Messages that replace those of an error: PIL's contain a memory address."""
 
 SCALES = (8, 4, 2)
-"""By how much a JPEG can be smaller when it comes out of its cosines, at next to no cost."""
+"""Factors by which the decoder can shrink a JPEG while it inverts the cosine transform, at almost no cost."""
 
 
 class Crop(NamedTuple):
@@ -41,12 +41,12 @@ ChooseCrop = Callable[[int, int], Crop]
 
 
 class EncodedImages(Samples):
-    """Image files of which the bytes can be had by number: decoded when they are read.
+    """Image files whose bytes are accessed by index, and decoded when a sample is read.
 
     Args:
-        labels_N: the class of each.
-        size: pixels a side of what is read.
-        random: crops and flips by chance; else the middle is taken.
+        labels_N: the class of each file.
+        size: pixels per side of the images that `read` returns.
+        random: whether to crop and flip at random; else the middle is taken.
     """
 
     takes_time = True
@@ -62,7 +62,7 @@ class EncodedImages(Samples):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What to call the file when it is bad."""
+        """The name of the file, for the error that it can't be read."""
 
     @abstractmethod
     def content(self, index: int) -> bytes:
@@ -76,7 +76,7 @@ class EncodedImages(Samples):
         return picture_CHW, int(self.labels[index])
 
     def read_encoded(self, index: int) -> tuple[tuple[bytes, Crop], int]:
-        """The file's bytes and the part of the image that is used, and its class.
+        """The file's bytes with the crop to take from its image, and its class.
 
         Raises:
             BadSample: it can't be read, or is no image.
@@ -89,13 +89,13 @@ class EncodedImages(Samples):
             raise self.bad_sample(index, error) from error
 
     def bad_sample(self, index: int, error: Exception) -> BadSample:
-        """The error about a file that made its reader raise `error`."""
+        """The BadSample for a file whose reading raised `error`."""
         reason = REASONS.get(type(error)) or getattr(error, "strerror", None) or str(error) or type(error).__name__
         return BadSample(self.name(index), reason)
 
 
 def random_crop(height: int, width: int) -> Crop:
-    """A random part of random shape, flipped by chance, drawn from torch's generator."""
+    """A crop of random place, size and shape, flipped at random, drawn from torch's generator."""
     flip = bool(torch.rand(()) < 0.5)
     image = torch.empty(height, width, device="meta")  # only its size is asked for
     return Crop(*RandomResizedCrop.get_params(image, AREA, RATIO), flip)
@@ -128,7 +128,7 @@ def decode_crop(content: bytes, size: int, choose_crop: ChooseCrop) -> torch.Ten
 
 
 def scale_of(crop: Crop, size: int) -> int:
-    """By how much a JPEG may come out smaller, such that the crop still has `size` pixels a side or more."""
+    """The factor by which the decoder may shrink a JPEG: the crop keeps at least `size` pixels per side."""
     return next((scale for scale in SCALES if min(crop.height, crop.width) >= scale * size), 1)
 
 
@@ -141,8 +141,8 @@ def resize(picture_CHW: torch.Tensor, crop: Crop, size: int) -> torch.Tensor:
 def decode(content: bytes) -> torch.Tensor:
     """The image (CHW, uint8, RGB) in the file `content`.
 
-    torchvision's decoder for JPEG is the fastest here; PIL knows all the rest (CMYK, PNG, WebP ...), and says best what
-    is wrong with a file.
+    torchvision's decoder for JPEG is the fastest here; PIL reads everything else (CMYK, PNG, WebP ...), and describes
+    best what is wrong with a file.
     """
     if content.startswith(JPEG):
         with suppress(RuntimeError):
@@ -154,6 +154,6 @@ def decode(content: bytes) -> torch.Tensor:
         is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
         if image.mode in ("F", "I") and not is_wide:  # PIL takes 255 for white, which few programs do
             raise ValueError(f"its pixels (PIL's mode {image.mode}) have no known white: save it with 8 or 16 bits")
-        # PIL's own way from 16 bits to 8 makes white of all that is more than 255.
+        # PIL's own conversion from 16 bits to 8 turns every value above 255 into white.
         narrow = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if is_wide else image
         return pil_to_tensor(narrow.convert("RGB"))

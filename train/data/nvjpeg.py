@@ -15,7 +15,7 @@ class Encoded(NamedTuple):
     """Image files that are decoded on the device.
 
     Attributes:
-        contents: their bytes, end to end: one tensor, since workers hand over each by a file of its own.
+        contents: their bytes, end to end: one tensor, since workers hand over each tensor in a file of its own.
     """
 
     contents: torch.Tensor
@@ -24,7 +24,7 @@ class Encoded(NamedTuple):
 
 
 def check(options: Options, samples: Samples, device: torch.device) -> EncodedImages:
-    """`samples`; MusterError where nvJPEG can't decode them on this device."""
+    """Returns `samples`, or raises MusterError where nvJPEG can't decode them on this device."""
     seen, fix = f"--decoder={options.decoder}", "--decoder=cpu, or leave it out"
     if not isinstance(samples, EncodedImages):
         wrong = "there are no image files to decode"
