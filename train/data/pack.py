@@ -1,7 +1,7 @@
-"""`train pack FOLDER OUT`: a folder of image files becomes few tar files, with the samples mixed.
+"""`train pack FOLDER OUT`: packs a folder of image files into a few tar files (shards), with the samples shuffled.
 
-The format is webdataset's: of each sample the image as it is, and its class as a number. The same images, seed and size
-of shards give the same bytes.
+The format is webdataset's: the unchanged image file of each sample, and its class as a number. The same images, seed
+and size of shards give the same bytes.
 """
 
 from muster import interruption
@@ -40,11 +40,11 @@ AHEAD = 128
 
 MB = 10**6
 OVERHEAD = 4 * tarfile.BLOCKSIZE
-"""Bytes that a tar file needs besides an image: two headers, a class, what fills a block."""
+"""Bytes that a sample needs in a tar file besides its image: two headers, a class, and padding to whole blocks."""
 
 
 def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
-    """How many images are in the shards that are now below `out`, which is made whole or not at all.
+    """Packs the images below `folder` into shards below `out`, which is made whole or not at all; returns their number.
 
     Raises:
         MusterError: no images, `out` exists, no room, or a file is no image, or can't be read or written.
@@ -82,8 +82,8 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
 def write_folder(
     out: Path, images: ImageFiles, halves: dict[str, range], classes: list[str], limit: int, seed: int
 ) -> None:
-    """Makes `out` under another name, which is hidden and looks like no data, and gives it its own at the end."""
-    # Named before it is there: SIGTERM may come as soon as it is.
+    """Writes `out` under a hidden name, which no data source reads, and renames it when it is complete."""
+    # Named before it exists: SIGTERM may come as soon as it does.
     home = next(parent for parent in out.parents if os.path.lexists(parent))
     partial = home / f".{out.name}.partial-{uuid.uuid4().hex[:8]}"
     try:
@@ -104,7 +104,7 @@ def write_folder(
 
 
 def write_shards(folder: Path, images: ImageFiles, order: list[int], limit: int) -> None:
-    """Puts `images`, in this `order`, into shards of up to `limit` bytes; each has an image at least."""
+    """Writes `images`, in this `order`, into shards of up to `limit` bytes, each with at least one image."""
     shown = track(read_ahead(images, order), "packing", len(order), console=Console(stderr=True))
     shard: tarfile.TarFile | None = None
     num_shards = 0
@@ -121,13 +121,13 @@ def write_shards(folder: Path, images: ImageFiles, order: list[int], limit: int)
                 member.size = len(part)
                 shard.addfile(member, io.BytesIO(part))
     finally:
-        del shown  # which ends its threads: as garbage it may be collected in one of those that it waits for
+        del shown  # which ends its threads: if one of them collected it as garbage, it would wait for itself
         if shard is not None:
             close(shard)
 
 
 def close(shard: tarfile.TarFile) -> None:
-    """Ends `shard`, once it is on the disk."""
+    """Closes `shard`, and waits until it is on the disk."""
     shard.close()
     assert shard.name is not None
     with open(shard.name, "rb") as file:
@@ -148,13 +148,13 @@ def read_ahead(images: ImageFiles, order: list[int]) -> Iterator[tuple[str, byte
 
 
 def end(number: int, _: object) -> None:
-    """Handles signals: what is half made is removed on the way out."""
+    """Handles a signal: exits, which removes the incomplete folder (`write_folder`)."""
     notify(f"muster: train pack was ended by {signal.Signals(number).name}: the same command starts it again")
     sys.exit(ExitCode.FAILED)
 
 
 def main() -> None:
-    """The command, as `train pack` starts it."""
+    """Runs the command `train pack`."""
     parser = argparse.ArgumentParser(prog="train pack")
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)

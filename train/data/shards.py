@@ -1,7 +1,7 @@
-"""Tar files of images, as the webdataset library writes them: few files, which is what file systems of clusters want.
+"""Tar files of images (shards) in webdataset's format: few large files, which file systems of clusters handle best.
 
-Samples are read at their places, in the order of the sampler, and not in that of the files. Where each lies is read
-from the headers once, and kept in an index beside the shards, which is believed only as long as it fits them.
+Samples are read by their offsets, in the order of the sampler, not of the files. The offsets are read from the headers
+once, and kept in an index beside the shards, which is used only as long as it matches them.
 """
 
 import itertools
@@ -36,10 +36,10 @@ SAMPLE = np.dtype([("shard", np.int32), ("label", np.int32), ("offset", np.int64
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff", "gif")
 NUM_THREADS = 16
 NUM_CHECKED = 16
-"""Samples of each half that a rank looks for in its host's shards."""
+"""Samples of each half that each rank compares with the shards on its host."""
 
 WINDOW = 4096
-"""Bytes that are read at once: a small member, and the header of the next, come with the header before."""
+"""Bytes of one read, which gets a header together with a small file after it, and the next header."""
 
 LAYOUT = (
     "tar files FOLDER/*.tar, or FOLDER/train/*.tar and FOLDER/val/*.tar, with NAME.jpg and NAME.cls of each sample "
@@ -56,10 +56,10 @@ class Found:
     """The samples in a folder of shards.
 
     Attributes:
-        shards: paths below the folder.
-        samples_N: an entry of type SAMPLE each.
-        num_train: the first so many train, the others validate; all of them, where the folder has no such halves.
-        notes: what the user should know of how they were found.
+        shards: paths relative to the folder.
+        samples_N: an entry of dtype SAMPLE for each.
+        num_train: the number of training samples, which come first; all of them where there is no train/ and val/.
+        notes: what the user should know about how they were found, a line each.
     """
 
     shards: list[str]
@@ -70,13 +70,13 @@ class Found:
 
 @lru_cache(max(8, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)))
 def opened(path: str) -> BinaryIO:
-    """The file at `path`; Python closes those that were not read for long. To be read by `os.pread` alone: processes
-    that were forked share its position."""
+    """The open file at `path`, from a cache that closes the least recently used ones. To be read by `os.pread` alone:
+    forked processes share its position."""
     return open(path, "rb", buffering=0)
 
 
 class Shards(EncodedImages):
-    """Images in the tar files `shards`, whose `samples_N` are of type SAMPLE."""
+    """Images in the tar files `shards`, at the places that `samples_N` (dtype SAMPLE) names."""
 
     def __init__(self, shards: list[str], samples_N: np.ndarray, size: int, *, random: bool) -> None:
         super().__init__(samples_N["label"], size, random=random)
@@ -84,7 +84,7 @@ class Shards(EncodedImages):
         self.samples = samples_N
 
     def header(self, index: int) -> tarfile.TarInfo:
-        """What the tar file itself says of the image.
+        """The header of the image in the tar file itself.
 
         Raises:
             OSError: it can't be read.
@@ -104,7 +104,7 @@ class Shards(EncodedImages):
     def check(self) -> None:
         """Raises MusterError where these shards are not those whose headers were read, perhaps on another host.
 
-        Images would have the classes of others, and nothing would fail.
+        Without this check, images would silently get the classes of others.
         """
         for index in np.linspace(0, len(self) - 1, NUM_CHECKED, dtype=int):
             expected = f"an image of {self.samples['length'][index]} bytes"
@@ -128,7 +128,7 @@ class Shards(EncodedImages):
 
 
 def open_source(options: Options, found: Found) -> Source:
-    """The images that `scan` has found, perhaps on another host; of one folder a tenth validates, by the seed."""
+    """Opens the images that `scan` found on rank 0; without train/ and val/, a tenth validates, chosen by the seed."""
     root, size = find_folder(options, LAYOUT), options.pixels
     shards = [os.path.join(root, shard) for shard in found.shards]
     train, valid = choose_halves(len(found.samples_N), found.num_train, options.seed)
@@ -148,7 +148,7 @@ def scan(options: Options) -> Found:
     """The samples in the shards below the folder of `--data`.
 
     Raises:
-        MusterError: there are no shards, one is not what it should be, or classes are missing.
+        MusterError: there are no shards, one is damaged or not as LAYOUT says, or classes are missing.
     """
     root, seen = find_folder(options, LAYOUT), f"--data={options.data}"
     shards, parts, notes = list[str](), list[np.ndarray](), list[str]()
@@ -165,12 +165,12 @@ def scan(options: Options) -> Found:
 
 
 def check_classes(labels: list[np.ndarray], seen: str) -> None:
-    """Raises MusterError where a half has no samples, or the training samples, which come first, lack a class."""
+    """Raises MusterError where a half is empty, the first (training) lacks a class, or there is one class only."""
     if not all(map(len, labels)):
         raise MusterError("the shards hold no samples", seen=seen, fix=LAYOUT)
     present, num_classes = np.unique(labels[0]), int(max(part.max() for part in labels)) + 1
     if num_missing := num_classes - len(present):
-        # One of the first is missing: a class may be a time stamp by mistake.
+        # Searched among the first numbers only: a class may be a time stamp by mistake.
         missing = np.setdiff1d(np.arange(len(present) + 1), present)
         wrong = f"{num_missing} of {num_classes} classes have no training sample"
         fix = "number the classes from 0 on without gaps; 'train pack IMAGES FOLDER' does so"
@@ -180,7 +180,7 @@ def check_classes(labels: list[np.ndarray], seen: str) -> None:
 
 
 def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | None]:
-    """The names of the shards in `folder`, their samples, and what the user should know of how they were found.
+    """The names of the shards in `folder`, their samples, and a note for the user where the index can't be kept.
 
     To read a million headers takes a minute, and more from a file system over the network: they are read once, and
     again when any shard has another name, size or time.
@@ -203,7 +203,7 @@ def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | No
         part["shard"] = number
     samples_N = np.concatenate(parts)
     try:
-        # In a folder of its own: other jobs may be at it too, and one wins.
+        # Written in a temporary folder: other jobs may write the same index, and one of them wins.
         with tempfile.TemporaryDirectory(prefix=f"{INDEX}.", dir=folder) as own:
             np.savez(Path(own, INDEX), samples=samples_N, identity=identity)
             Path(own, INDEX).replace(folder / INDEX)
@@ -225,7 +225,7 @@ def load_index(path: Path, identity: str) -> np.ndarray | None:
 
 
 def read_headers(shard: Path) -> np.ndarray:
-    """The samples in `shard`, of type SAMPLE, in its order; their shard's number is left at 0.
+    """The samples in `shard`, of dtype SAMPLE, in the order of the file; the number of the shard is left at 0.
 
     Raises:
         MusterError: it can't be read, it is no whole tar file, or a sample of it has no image or no class.
@@ -249,7 +249,7 @@ def read_headers(shard: Path) -> np.ndarray:
 
 
 def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-    """Of each file in the tar file: its sample's name, what it is of it ("jpg"), and its header.
+    """Yields, for each file in the tar file, the name of its sample, its kind ("jpg"), and its header.
 
     Raises:
         tarfile.TarError: it is no tar file, it is damaged, or its end is missing.
@@ -267,8 +267,8 @@ def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
             # Not hidden files, and not what webdataset writes about a shard.
             if match is not None and not (member.name.startswith("__") and member.name.endswith("__")):
                 yield match[1], match[2].lower(), member
-        # tarfile takes a header that is damaged or missing for the end, and leaves out what cat has put after one.
-        # An end is zeros: a record of them and a block at most.
+        # tarfile takes a damaged or missing header for the end, and ignores a second archive that cat has appended.
+        # A true end is zeros: a record of them and a block at most.
         file.seek(tar.offset)
         rest = file.read(2 * tarfile.RECORDSIZE)
         if len(rest) < tarfile.BLOCKSIZE or any(rest):
@@ -277,7 +277,7 @@ def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
 
 
 def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile.TarInfo]) -> tuple[int, int, int, int]:
-    """The sample that the files `parts`, by the ends of their names, are.
+    """The entry of dtype SAMPLE for the sample `name`, from the headers of its files, by kind (`parts`).
 
     Raises:
         MusterError: there is no image, no class, or none that is a number.
