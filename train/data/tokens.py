@@ -1,4 +1,4 @@
-"""Tokens from a file or a folder: numbers that another program made of text, or any text as its bytes."""
+"""Tokens from a file or a folder: numbers that a tokenizer has written, or the bytes of any text."""
 
 import os
 import re
@@ -20,19 +20,19 @@ from muster.train.models.gpt import shape_of
 
 VALID_SHARE = 0.1
 TYPES = {".bin": "<u2", ".u16": "<u2", ".uint16": "<u2", ".u32": "<u4", ".uint32": "<u4"}
-"""The numbers in a file, by the end of its name; .npy files tell themselves, and all others are bytes."""
+"""The dtype of a file's tokens, by the suffix of its name; .npy files name their own, and all others are bytes."""
 
 HEADERS = {20240520: "<u2", 20240801: "<u4"}
-"""The numbers behind a header of 1024 bytes, by its first 32 bits. Source: karpathy/llm.c, dev/data/data_common.py"""
+"""The dtype after a header of 1024 bytes, by its first 32 bits. Source: karpathy/llm.c, dev/data/data_common.py"""
 
 NUM_BYTES = 256
 MOST_TOKENS = 1 << 20
-"""Different tokens: no tokenizer has more. More, where the user gave no number, is a damaged file."""
+"""The largest vocabulary: no tokenizer has more. A file with more, and no --vocab-size, is taken for damaged."""
 
 NUMBERS = (*TYPES, ".npy")
 HALF = re.compile(r"(|[^.].*[._-])(train|val|valid|validation|dev|test)(\..*|)", re.IGNORECASE)
 ENDS = (*NUMBERS, ".txt", ".raw", ".tokens", ".jsonl", "")
-"""Of the names that HALF fits, which say what trains and what validates: of files, and of folders of texts.
+"""Suffixes of the names that say, by HALF, what trains and what validates; the empty one is for folders of texts.
 
 Source: https://huggingface.co/docs/hub/datasets-file-names-and-splits
 """
@@ -44,13 +44,13 @@ FIX_FILE = f"save the numbers as np.uint16 or np.uint32, or {HOLDS}"
 
 
 class Tokens(Samples):
-    """Sequences that lie end to end in one long array, and of each the same one token further on: what to predict.
+    """Sequences, cut end to end from one long array, whose targets are the same tokens shifted by one.
 
     Args:
         tokens_N: unsigned numbers, in memory or mapped from a file.
-        keep_rest: whether the last few tokens, which fill no sequence, are one too; it is filled up with targets that
-            don't count.
-        first: where `tokens_N` begins in what has this `name`.
+        keep_rest: whether the last few tokens, too few for a whole sequence, become one too, filled up with targets
+            that don't count.
+        first: the position of the first of `tokens_N` in the data called `name`, for errors.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Tokens(Samples):
 
 
 def map_file(path: Path) -> np.ndarray:
-    """The numbers in the file at `path`, mapped: read when they are needed.
+    """The tokens in the file at `path`, memory-mapped: they are read when they are needed.
 
     Raises:
         ValueError, EOFError, OverflowError, TokenError: the file does not hold what its name promises.
@@ -97,7 +97,7 @@ def map_file(path: Path) -> np.ndarray:
         raise ValueError(f"its {size} bytes are no sequence of {type_.itemsize * 8} bit numbers")
     numbers_N = np.memmap(path, type_, mode="r", offset=start) if size > 0 else np.empty(0, type_)
     if type_.itemsize > 1 and size > 100:
-        # As wide ones lie in a file: the lower half before the upper one, which is 0 but for many different tokens.
+        # Wider numbers lie in a file as a lower half, then an upper one, which is 0 unless the vocabulary is large.
         low_N, high_N = numbers_N[:8192:2], numbers_N[1:8192:2]
         if low_N.any() and not high_N.any() and not (type_.itemsize == 2 and low_N[1::2].any()):
             raise ValueError("nearly all of it is 0, as where the numbers have 64 bits, which is np.array's default")
@@ -107,10 +107,10 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def halves(folder: Path) -> tuple[Path, Path] | None:
-    """What trains and what validates in the folder, where names that are else alike say so.
+    """The training and the validation data in the folder, where names that are otherwise alike say so; else None.
 
     Raises:
-        MusterError: one half of numbers, which are no text, is alone; or texts for tests would be trained on.
+        MusterError: one of two files of tokens is missing, or test data would be trained on.
     """
     found: dict[tuple[str, str], dict[str, Path]] = {}
     for path in sorted(folder.glob("*")):
@@ -134,7 +134,7 @@ def halves(folder: Path) -> tuple[Path, Path] | None:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files and links below `folder`, but for hidden names, and for the folders of runs, which grow."""
+    """Yields the files and links below `folder`, without hidden ones, and without the folders of runs, which grow."""
     for path in folder.iterdir():
         if path.name.startswith("."):
             continue
@@ -147,7 +147,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def is_text(path: Path) -> bool:
-    """Whether this is a file that has content, and no zero byte in it."""
+    """Whether this is a file, not a link, that has content and no zero byte in its first 8 KiB."""
     if path.is_symlink():
         return False
     with path.open("rb") as file:
@@ -156,9 +156,9 @@ def is_text(path: Path) -> bool:
 
 
 def read(place: Path) -> tuple[np.ndarray, int]:
-    """The tokens of a file; or the bytes of all text files below a folder, a zero after each, and how many others.
+    """The tokens of a file; or the bytes of all text files below a folder, a zero after each; and the number of others.
 
-    Their order mixes the subfolders: the end of it validates.
+    The order of the files mixes the subfolders, because the end of the data validates.
     """
     if not place.is_dir():
         return map_file(place), 0
@@ -168,7 +168,7 @@ def read(place: Path) -> tuple[np.ndarray, int]:
 
 
 def count_tokens(*parts: np.ndarray) -> int:
-    """How many different tokens `parts` may hold: 256 of bytes, else the largest there is, and the zero."""
+    """The size of the vocabulary of `parts`: 256 for bytes, else the largest token plus 1."""
     if all(part.dtype == np.uint8 for part in parts):
         return NUM_BYTES
     step = 1 << 24  # a piece at a time: the whole file may not fit into memory
@@ -176,7 +176,7 @@ def count_tokens(*parts: np.ndarray) -> int:
 
 
 def scan(options: Options) -> int:
-    """How many different tokens there are: of a file of numbers all are read; MusterError where these are no tokens."""
+    """The size of the vocabulary: `--vocab-size`, or by reading all tokens; MusterError where these can't be tokens."""
     num_tokens = options.vocab_size or count_tokens(*open_parts(options)[:2])
     if not 2 <= num_tokens <= MOST_TOKENS and not options.vocab_size:
         wrong = "the file holds larger numbers than tokens are" if num_tokens > 1 else "the file holds zeros alone"
@@ -191,7 +191,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray, int]:
     The number is that of the files that were left out, as they are no text.
 
     Raises:
-        MusterError: there is nothing, it can't be read, or it is too short.
+        MusterError: there are no tokens, they can't be read or are too few, or --on-bad-sample is skip.
     """
     path, seen = Path(os.path.expanduser(options.data.partition(":")[2])), f"--data={options.data}"
     seq_len = options.seq_len or shape_of(options.model).context
@@ -221,7 +221,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def open_source(options: Options, num_tokens: int) -> Source:
-    """The tokens of which there are `num_tokens` different ones, as `scan` says."""
+    """Opens the tokens, whose vocabulary has the size `num_tokens`, as `scan` found."""
     seq_len = options.seq_len or shape_of(options.model).context
     path = Path(os.path.expanduser(options.data.partition(":")[2]))
     train, valid, num_others = open_parts(options)
