@@ -7,11 +7,11 @@ from muster.config import Options
 from muster.train.models import gpt
 
 IGNORED = -100
-"""A target that counts nowhere: what fills up a batch."""
+"""A target that fills up a batch; neither the loss nor the accuracy counts it."""
 
 
 def build(options: Options, num_classes: int, size: int) -> nn.Module:
-    """The model `--model` for `num_classes` classes (or tokens), and images of `size` pixels or sequences of `size`.
+    """Builds `--model` for `num_classes` classes or tokens, and images of `size` pixels or sequences of `size` tokens.
 
     A transformer has shapes only, on the meta device, until `place` gives it memory: the whole of a large one may fit
     on no single device.
@@ -30,10 +30,10 @@ def build(options: Options, num_classes: int, size: int) -> nn.Module:
 
 
 def place(model: nn.Module, device: torch.device, layout: torch.memory_format, seed: int) -> nn.Module:
-    """`model` on `device` with its first weights, which depend on the seed alone.
+    """Puts `model` on `device` with its initial weights, which depend on the seed alone; returns it.
 
     Args:
-        layout: how the weights of convolutions lie in memory; on CPUs those for small maps lie as NCHW (images.py).
+        layout: the memory format of convolution weights; on CPUs those for small maps are kept as NCHW (images.py).
     """
     if isinstance(model, gpt.GPT):
         model.to_empty(device=device)

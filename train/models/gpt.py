@@ -1,8 +1,8 @@
-"""A transformer that predicts the next token, of the shape of Llama 3.
+"""A transformer that predicts the next token, with the architecture of Llama 3.
 
-It is written to be cut: layers are in a dictionary by number, so that a stage of a pipeline keeps some under their
-names; heads are counted from what a projection returns, so that a rank may have a part of them; each weight is drawn
-by its own name, so that any part of the model can be made alone.
+It is written to be split over ranks: layers are in a dictionary by number, so that a stage of a pipeline keeps some
+under their names; heads are counted in the output of a projection, so that a rank may have a part of them; the seed
+of each weight is made of its name, so that any part of the model can be initialised alone.
 """
 
 import math
@@ -26,12 +26,12 @@ class Shape:
     """The sizes of a transformer.
 
     Attributes:
-        dim: of a token between the layers.
+        dim: width of a token's vector between the layers.
         num_kv_heads: heads of keys and values; each serves num_heads / num_kv_heads heads of queries.
         hidden: width inside the feed-forward part.
         context: tokens of a sequence, where --seq-len does not say otherwise.
-        vocab: different tokens, where neither the data nor --vocab-size tell.
-        theta: base of the rotary wavelengths.
+        vocab: size of the vocabulary, where neither the data nor --vocab-size give it.
+        theta: base of the wavelengths of the rotary embedding.
     """
 
     dim: int
@@ -46,8 +46,8 @@ class Shape:
 
 LLAMA_3 = partial(Shape, num_heads=32, num_kv_heads=8, vocab=128_256, theta=500_000.0)
 
-# 1b and 8b have the shapes of Llama 3.2 1B and Llama 3 8B (huggingface.co/meta-llama, config.json), but for the
-# embedding, which the 1B shares with the output there; 124m has the width, depth and heads of the small GPT-2.
+# 1b and 8b have the shapes of Llama 3.2 1B and Llama 3 8B (huggingface.co/meta-llama, config.json), except that Llama's
+# 1B shares the embedding with the output; 124m has the width, depth and heads of the small GPT-2.
 SHAPES = {
     "gpt-tiny": Shape(dim=128, num_layers=4, num_heads=4, num_kv_heads=2, hidden=384, context=128),
     "gpt-small": Shape(dim=384, num_layers=6, num_heads=6, num_kv_heads=6, hidden=1024, context=256),
@@ -69,7 +69,7 @@ COSTLY = [
     aten._scaled_dot_product_cudnn_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
 ]
-"""Matrix products and attention, which `selective` keeps: nearly all of the time, a small part of the memory."""
+"""Operations whose results `selective` keeps: they take nearly all of the time, their results little of the memory."""
 
 
 def shape_of(name: str) -> Shape:
@@ -80,7 +80,7 @@ def shape_of(name: str) -> Shape:
 
 @lru_cache(maxsize=8)
 def rotary_angles(seq_len: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (TE) of the angle by which each pair of a head's numbers is turned at each place."""
+    """Cosine and sine (TE) of the angle by which each pair of a head's dimensions is rotated at each position."""
     places_T = torch.arange(seq_len, device=device, dtype=torch.float32)
     pairs_E = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32)
     angles_TE = torch.outer(places_T, theta ** (-pairs_E / head_dim))
@@ -88,7 +88,7 @@ def rotary_angles(seq_len: int, head_dim: int, theta: float, device: torch.devic
 
 
 def apply_rotary(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Queries or keys, turned by their places (RoFormer, arXiv 2104.09864); the halves of a head are its pairs."""
+    """Queries or keys, rotated by position (RoFormer, arXiv 2104.09864); each pair has a dimension from each half."""
     half = x_BHTE.shape[-1] // 2
     turned = x_BHTE * torch.cat((cos_TE, cos_TE), dim=-1)
     turned[..., :half].addcmul_(x_BHTE[..., half:], sin_TE, value=-1)
@@ -97,9 +97,9 @@ def apply_rotary(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
 
 
 class Rotary(torch.autograd.Function):
-    """`apply_rotary`, whose gradient is turned back by the same angles.
+    """`apply_rotary` with its own backward pass, which rotates the gradient back by the same angles.
 
-    What autograd would make of it is twice as long on CPUs: it adds up a tensor of the whole size for each half.
+    Autograd's backward pass takes twice as long on CPUs: it adds up a tensor of the whole size for each half.
     """
 
     @staticmethod
@@ -114,19 +114,19 @@ class Rotary(torch.autograd.Function):
 
 
 def widened(weight: Tensor, x: Tensor) -> Tensor:
-    """`weight`, in double precision where `x` is."""
+    """`weight`, converted to double precision where `x` has it."""
     return weight.double() if x.dtype == torch.float64 else weight
 
 
 class Linear(nn.Linear):
-    """A matrix product that is as precise as its input."""
+    """A linear layer that computes in double precision where its input has it."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, widened(self.weight, input))
 
 
 class RMSNorm(nn.RMSNorm):
-    """A norm that is as precise as its input."""
+    """An RMS norm that computes in double precision where its input has it."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight = widened(self.weight, x)
@@ -136,7 +136,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 class RMSNormOnCPU(torch.autograd.Function):
-    """torch's rms_norm, which on CPUs is a chain of small operations: their gradients take half as long again."""
+    """rms_norm for CPUs, where torch's is a chain of small operations, whose gradients take half as long again."""
 
     @staticmethod
     def forward(ctx: Any, x_BTD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -158,7 +158,7 @@ class RMSNormOnCPU(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """Causal attention with grouped queries, over as many heads as the projections return."""
+    """Causal grouped-query attention, over as many heads as the projections return."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class FeedForward(nn.Module):
 
 
 class SwiGLU(torch.autograd.Function):
-    """silu(gate) * up, which computes silu again for the gradient: on CPUs faster than to keep it in memory."""
+    """silu(gate) * up; the backward pass computes silu again, which on CPUs is faster than to keep it in memory."""
 
     @staticmethod
     def forward(ctx: Any, gate_BTF: Tensor, up_BTF: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class SwiGLU(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each on a normalised input and added to it.
+    """Attention and feed-forward, each applied to the normalised input and added to the input.
 
     Args:
         recompute: what is computed again in the backward pass instead of being kept: none, selective, full.
@@ -236,7 +236,7 @@ class Layer(nn.Module):
         if self.recompute == "none" or not torch.is_grad_enabled():
             return self.compute(x_BTD)
         if self.recompute == "full":
-            return checkpoint(self.compute, x_BTD, use_reentrant=False)  # torch's compiler takes no default written out
+            return checkpoint(self.compute, x_BTD, use_reentrant=False)  # torch.compile rejects the default context_fn
         contexts = partial(create_selective_checkpoint_contexts, COSTLY)
         return checkpoint(self.compute, x_BTD, use_reentrant=False, context_fn=contexts)
 
@@ -245,12 +245,12 @@ class GPT(nn.Module):
     """Tokens (BT) -> scores of the next token (BTV).
 
     Attributes:
-        embed, norm, output: None in a part of the model that leaves them to others.
-        is_part: whether other ranks have other layers.
+        embed, norm, output: None in a part of the model that does not have them.
+        is_part: whether this is a part of the model: other ranks have the other layers.
 
     Args:
         exact: compute in double precision on CPUs, with weights and gradients in fp32: their last bits then don't
-            depend on how sums within a matrix are cut up over ranks.
+            depend on how sums within a matrix are split over ranks.
     """
 
     is_part = False
@@ -277,19 +277,19 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Draws each weight by its name: every part of every cut of the model gets what the whole would have."""
+        """Draws each weight with a seed from its name, so that every part of a split model gets those of the whole."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(1.0)
                 continue
-            # Narrower where a layer adds to the stream, so that its size does not grow with the number of layers.
+            # Smaller where a layer adds to the residual stream, which would otherwise grow with the number of layers.
             adds = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
             std = 0.02 / math.sqrt(2 * self.shape.num_layers) if adds else 0.02
             generator = torch.Generator(parameter.device).manual_seed(seed_of(seed, "weights", name))
             whole = torch.empty(parameter.shape, device=parameter.device, dtype=parameter.dtype)
             whole.normal_(std=std, generator=generator)
             if isinstance(parameter, DTensor):
-                # Without a word to the other ranks: all have drawn the same.
+                # Without communication: all ranks have drawn the same.
                 sizes, starts = compute_local_shape_and_global_offset(
                     parameter.shape, parameter.device_mesh, parameter.placements
                 )
@@ -300,12 +300,12 @@ class GPT(nn.Module):
 
 
 def layers_of(shape: Shape, stage: int, num_stages: int) -> range:
-    """The layers of a stage of a pipeline: the `num_stages` are as equal as can be."""
+    """The layers of a stage of a pipeline, whose `num_stages` stages have as equal a number of layers as possible."""
     return range(stage * shape.num_layers // num_stages, (stage + 1) * shape.num_layers // num_stages)
 
 
 def keep_stages(model: GPT, stages: list[int], num_stages: int) -> None:
-    """Takes all out of `model` that none of `stages` (from 0) needs."""
+    """Removes all layers and ends from `model` that none of `stages` (numbered from 0) needs."""
     model.is_part = True
     kept = {str(layer) for stage in stages for layer in layers_of(model.shape, stage, num_stages)}
     for name in set(model.layers) - kept:

@@ -12,7 +12,7 @@ from muster.config import Options, check_classifier
 from muster.errors import MusterError
 
 SMALL = 2
-"""Pixels a side of maps that are better done as NCHW on CPUs."""
+"""The most pixels per side of feature maps for which NCHW is faster on CPUs."""
 
 
 def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
@@ -34,11 +34,11 @@ def build(options: Options, num_classes: int, image_size: int) -> nn.Module:
 
 
 class SmallConv2d(nn.Conv2d):
-    """A convolution that may see, or make, maps of few pixels. On CPUs these are done in other ways.
+    """A convolution whose input or output may be maps of few pixels, which are computed in other ways on CPUs.
 
     Attributes:
-        has_small_maps: whether its maps have SMALL pixels a side at most. oneDNN's kernels for NHWC take three to
-            four times as long there as those for NCHW, in which its weights lie then (see `place`).
+        has_small_maps: whether its output maps have SMALL pixels per side at most. There oneDNN's kernels for NHWC take
+            three to four times as long as those for NCHW, so its weights are kept as NCHW (see `place`).
     """
 
     has_small_maps = False
@@ -51,20 +51,20 @@ class SmallConv2d(nn.Conv2d):
             return super().forward(input)
         if self.stride == (1, 1) or input.shape[-2:] != (1, 1) or not is_plain:
             return super().forward(input.contiguous() if self.has_small_maps else input)
-        # torch 2.10 to 2.15 leave gradients of weights that see only padding unwritten there, in bfloat16: what was in
-        # that memory before becomes a gradient. Of such an image only the middle of the kernel sees anything, so only
-        # it is taken.
+        # In bfloat16, torch 2.10 to 2.15 don't write the gradients of weights that see only padding there: what was in
+        # that memory before becomes a gradient. In a map of one pixel only the middle of the kernel sees that pixel,
+        # so only the middle is used.
         row, column = middle
         return conv2d(input, self.weight[:, :, row : row + 1, column : column + 1], self.bias, groups=self.groups)
 
 
 def probe(name: str, num_classes: int, image_size: int, batch_size: int) -> set[str]:
-    """The paths of the model's convolutions, those of groups apart, that make maps of SMALL pixels a side at most.
+    """The paths of the model's convolutions, except grouped ones, whose output maps have SMALL pixels per side at most.
 
-    They are found by images without content, which pass through the model without content.
+    They are found by passing images through the model on the meta device, where neither has content.
 
     Raises:
-        MusterError: the shapes don't fit.
+        MusterError: the model can't train on images or batches of this size.
     """
     small: set[str] = set()
 
@@ -91,7 +91,7 @@ def probe(name: str, num_classes: int, image_size: int, batch_size: int) -> set[
 
 
 def construct(name: str, num_classes: int, image_size: int) -> nn.Module:
-    """The model, on the device of the context; on the meta device without content."""
+    """Builds the model `name` on the device of the context; on the meta device without content."""
     settings: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     if name.startswith("vit_"):
         settings["image_size"] = image_size
