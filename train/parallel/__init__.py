@@ -1,4 +1,4 @@
-"""How a model is spread over ranks: one file a strategy, and in it one subclass of `Strategy` (strategy.py).
+"""The strategies, which spread a model over ranks: a file for each, with one subclass of `Strategy` (strategy.py).
 
 To add one: a file here, and a line in `muster.config.STRATEGIES` with its name and what its help says. `train NAME`,
 `train selftest` and the tests of parity find it there.

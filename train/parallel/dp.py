@@ -31,7 +31,7 @@ class DP(Strategy):
 
 
 class Autocast(nn.Module):
-    """`module`, which computes in the chosen precision in whichever thread it is called.
+    """Runs `module` in the chosen precision, in whichever thread it is called.
 
     nn.DataParallel calls its copies in threads of their own. There autocast is on where it is on in the main thread,
     but the data type is torch's default for GPUs: fp16, whose gradients need a scaler that this trainer does not have.

@@ -1,7 +1,7 @@
-"""One process, one device: what every other strategy is measured against."""
+"""One process on one device: the reference for every other strategy."""
 
 from muster.train.parallel.strategy import Strategy
 
 
 class Single(Strategy):
-    """One process. All that it does is what `Strategy` does by default."""
+    """One process, with the defaults of `Strategy`."""

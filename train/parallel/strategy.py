@@ -1,12 +1,12 @@
-"""What a strategy is: how one model becomes one model on many ranks, and how one step's gradients come together.
+"""The bases of all strategies: `Strategy` spreads a model over ranks, `Gradients` computes the gradients of a step.
 
 `Strategy` itself is a single process; subclasses override what is different. `Gradients` computes a step's
 micro-batches: their losses, which `Sums` adds up, and their gradients, which parameters and torch's wrappers add up.
 
-In fp32 the order of a sum decides its last bit, and each strategy has an order of its own; a ResNet at its start can
-turn a last bit into another path within ten steps. With `--deterministic` on CPUs gradients are therefore added up in
-double precision and rounded once: then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4 train the
-same weights, bit for bit.
+In fp32 the order of a sum decides its last bit, and each strategy has an order of its own; early in training, a ResNet
+can turn a last bit into different weights within ten steps. With `--deterministic` on CPUs gradients are therefore
+added up in double precision and rounded once: then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4
+train the same weights, bit for bit.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ def loss_of(outputs: Tensor | tuple[Tensor, ...], targets: Tensor, smoothing: fl
 
     Args:
         targets: classes (N) or tokens (NT).
-        smoothing: the share of each target that goes to all classes alike.
+        smoothing: the share of each target that is spread evenly over all classes.
     """
     if isinstance(outputs, torch.Tensor):
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
@@ -50,9 +50,9 @@ def loss_of(outputs: Tensor | tuple[Tensor, ...], targets: Tensor, smoothing: fl
 
 
 def predictions_of(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """The class with the highest score for each target; of several the first one."""
+    """The class with the highest score for each target; the first of equal ones."""
     logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
-    # As argmax, which takes six times as long over many bf16 numbers on CPUs.
+    # The same as argmax, which takes six times as long on large bf16 tensors on CPUs.
     return logits.max(-1).indices
 
 
@@ -61,8 +61,8 @@ class Sums:
 
     Attributes:
         values: [summed loss, hits, targets], float64.
-        num_batches: how many were added.
-        first_bad: which of them (from 0) was the first whose loss is no number; -1 for none.
+        num_batches: the number of batches added.
+        first_bad: the first of them (from 0) whose loss is not finite; -1 for none.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,7 +75,7 @@ class Sums:
         """Adds a batch with the mean `loss` over those of its `targets` (N or NT) that count."""
         num_targets = (targets != IGNORED).sum()
         hits = (predictions == targets).sum()
-        # The mean over no target is no number.
+        # The mean over no target is NaN.
         total = torch.where(num_targets > 0, loss.detach().double() * num_targets, 0.0)
         is_first_bad = ~total.isfinite() & (self.first_bad < 0)
         self.first_bad = torch.where(is_first_bad, self.num_batches, self.first_bad)
@@ -84,19 +84,19 @@ class Sums:
 
 
 class Gradients:
-    """How the trainer computes one step's micro-batches: here as the parameters add up gradients by themselves.
+    """Computes the micro-batches of a step, whose gradients add up in the parameters, as torch does by default.
 
     Args:
-        divisor: what the loss of a micro-batch is divided by: the micro-batches of a step on this rank, or 1 where
-            the strategy divides the sum of gradients.
+        divisor: the loss of a micro-batch is divided by it: the number of micro-batches of a step on this rank, or 1
+            where the strategy divides the sum of gradients.
 
     Attributes:
         autocast: the context in which the model computes forward.
-        smoothing: the share of each target that goes to all classes alike, in training.
-        criterion: (outputs, targets, smoothing) -> what is trained on.
-        predictions: outputs -> the class or token that is the likeliest for each target.
-        waits: takes how long the end of a backward pass waits for other ranks; None where it is no such wait, or not
-            only there.
+        smoothing: the share of each target that is spread evenly over all classes, in training.
+        criterion: (outputs, targets, smoothing) -> the loss.
+        predictions: outputs -> the most likely class or token for each target.
+        waits: measures how long the end of a backward pass waits for other ranks; None where there is no such wait, or
+            there are waits elsewhere too.
     """
 
     autocast: AbstractContextManager[object] = nullcontext()
@@ -109,14 +109,14 @@ class Gradients:
         self.divisor = divisor
 
     def loss(self, outputs: Tensor | tuple[Tensor, ...], targets: Tensor) -> Tensor:
-        """What is trained on: the mean over `targets`."""
+        """The loss to train on: the mean over `targets`."""
         return self.criterion(outputs, targets, self.smoothing)
 
     def begin(self, step: int) -> None:
         """Called before each step; `step` of them are done in all."""
 
     def compute(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
-        """One micro-batch, forth and back; its loss goes into `sums`."""
+        """Computes one micro-batch, forward and backward, and adds its loss to `sums`."""
         with self.autocast:
             outputs = model(inputs)
             loss = self.loss(outputs, targets)
@@ -132,22 +132,22 @@ class Gradients:
         return None if self.waits is None else self.waits.total()
 
     def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
-        """The loss of a batch, into `sums`."""
+        """Computes a validation batch, and adds its loss to `sums`."""
         outputs = model(inputs)
         sums.add(self.criterion(outputs, targets), self.predictions(outputs), targets)
 
     def finish(self) -> None:
-        """Called after the last micro-batch, when the strategy has done its part: the gradients are complete then."""
+        """Called after the last micro-batch of a step: completes its gradients where torch's wrappers have not."""
 
     def check(self) -> None:
-        """Raises MusterError, on all ranks, where gradients were damaged; called before weights are looked at."""
+        """Raises MusterError, on all ranks, where gradients were damaged; called before evaluations and checkpoints."""
 
     def report(self) -> dict[str, Any]:
-        """What the summary has of how they were computed; called on all ranks, after the last step."""
+        """What the summary says about how gradients were computed; called on all ranks, after the last step."""
         return {}
 
     def clip(self, model: nn.Module, largest: float) -> None:
-        """Shortens all gradients together to the norm `largest`, over all ranks that hold parts of them."""
+        """Scales all gradients so that their norm, over all ranks that hold parts of them, is `largest` at most."""
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if torch.are_deterministic_algorithms_enabled() and gradients[0].device.type == "cpu":
             # Each strategy adds up in an order of its own: in double precision that changes no bit of the rounded norm.
@@ -155,13 +155,13 @@ class Gradients:
         clip_grads_with_norm_(model.parameters(), largest, self.norm_of_all(get_total_norm(gradients)).float())
 
     def norm_of_all(self, norm: Tensor) -> Tensor:
-        """The norm of the gradients on all ranks, of which `norm` is that of this rank's parts."""
+        """The norm of the gradients over all ranks, from `norm`, that of this rank's parts."""
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 @torch.no_grad()
 def send_as_one(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> None:
-    """Calls `send` once, on one flat copy of all `tensors` that it changes in place, and copies the result back."""
+    """Calls `send` once, on one flat copy of all `tensors`, which it changes in place; copies the result back."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     send(flat)
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -169,9 +169,9 @@ def send_as_one(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> 
 
 
 def timed_backward(loss: Tensor, waits: Stopwatch) -> None:
-    """The backward pass from `loss`; `waits` counts the time that DistributedDataParallel waits for buckets at its end.
+    """Runs the backward pass from `loss`; `waits` measures how long DistributedDataParallel then waits for buckets.
 
-    Callbacks of that end run in the order in which they were queued: this one at the first gradient, DDP's at the last.
+    Callbacks at its end run in the order in which they were queued: this one at the first gradient, DDP's at the last.
     """
     begins: list[Mark | None] = []
 
@@ -191,7 +191,7 @@ def are_exact(world: World, options: Options) -> bool:
 
 @torch.no_grad()
 def hold(held: dict[Tensor, Tensor], parameter: Tensor) -> None:
-    """Takes the gradient out of `parameter`, and adds it to what is `held`, in double precision."""
+    """Removes the gradient from `parameter`, and adds it to the sum in `held`, in double precision."""
     assert parameter.grad is not None
     if parameter in held:
         held[parameter] += parameter.grad
@@ -205,7 +205,7 @@ class ExactGradients(Gradients):
 
     Attributes:
         num_parts: micro-batches of a step over all ranks: the sum is divided by it.
-        held: the sum of each parameter's gradients, which the parameter itself gets at the end of the step.
+        held: the sum of each parameter's gradients; `finish` moves its mean into the parameter.
     """
 
     def __init__(self, model: nn.Module, num_parts: int) -> None:
@@ -227,14 +227,14 @@ class ExactGradients(Gradients):
 class Strategy:
     """One process on one device. Subclasses spread the model over ranks; all of `options` are settled.
 
-    Of a subclass the trainer expects that, on every rank,
+    The trainer expects of a subclass that, on every rank,
 
     - parameters and buffers are equal when training begins (`wrap`), and the running statistics of batch normalisation
       are plain buffers of the unwrapped module: the trainer makes them the mean over all ranks before they are used;
-    - gradients are those of the whole global batch, the mean over all micro-batches (`gradients`), after the last
-      micro-batch of a step; those of the others may only add up (`without_sync`);
+    - after the last micro-batch of a step, gradients are the mean over all micro-batches of the global batch
+      (`gradients`); before, they may add up on each rank alone (`without_sync`);
     - `Gradients.clip` takes the norm over all ranks that hold parts of the model;
-    - the loss is known to one rank of those that train on the same data: the others have `reports_loss` False
+    - one of the ranks that train on the same data reports the loss: the others have `reports_loss` False
       (`assign_data`);
     - `unwrap(model).state_dict()` has the names of the model as it was built, and tensors or DTensors: a checkpoint of
       one strategy is then read by any other.
@@ -248,7 +248,7 @@ class Strategy:
         self.options = options
 
     def check(self) -> None:
-        """Raises MusterError where the world is not one that this strategy can train in. By default any will do."""
+        """Raises MusterError where this strategy can't train in its world. By default it can in any."""
 
     def assign_data(self) -> World:
         """The world, with the part of the data that this rank trains on: by default one of its own."""
@@ -259,15 +259,15 @@ class Strategy:
         return []
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
-        """`model` with its first weights on its devices, and with what brings the gradients of all ranks together."""
+        """`model` with its initial weights on its devices, wrapped so that the gradients of all ranks are combined."""
         return place(model, self.world.device, precision.layout, self.options.seed)
 
     def divide(self, optimizer: Optimizer) -> Optimizer:
-        """`optimizer`, before its first step, with what this rank is to do of it: by default all that it holds."""
+        """`optimizer`, before its first step, with the weights that this rank is to update: by default all of them."""
         return optimizer
 
     def gradients(self, model: nn.Module) -> Gradients:
-        """How micro-batches are computed, and their gradients become those of a step."""
+        """Makes the object that computes micro-batches, and combines their gradients into those of a step."""
         accumulate = self.options.accumulate
         return ExactGradients(model, accumulate) if are_exact(self.world, self.options) else Gradients(accumulate)
 
@@ -281,7 +281,7 @@ class Strategy:
 
 
 def load(name: str, world: World, options: Options) -> Strategy:
-    """The strategy called `name`, for this rank; where it is for several and there is one alone, as `single`.
+    """The strategy called `name`, for this rank; a plain `Strategy` if it is for several ranks and there is one.
 
     Raises:
         MusterError: it can't train in this world, or is for one process, and there are several, each of which would
