@@ -24,7 +24,7 @@ from muster.train.parallel.strategy import ExactGradients, Gradients, Strategy, 
 from muster.units import plural
 
 FIRST_STEPS = 2
-"""Steps of a process after which DistributedDataParallel no longer changes what is in which bucket."""
+"""Steps of a process after which DistributedDataParallel no longer moves parameters between buckets."""
 
 
 class DDP(Strategy):
@@ -49,12 +49,12 @@ class DDP(Strategy):
             )
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
-        """`model`, whole on each rank, with what averages gradients around it."""
+        """`model`, whole on each rank, in a DistributedDataParallel, which averages gradients."""
         world, options = self.world, self.options
         if options.sync_bn:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         model = place(model, world.device, precision.layout, options.seed)
-        # The loop averages batch normalisation's buffers before they are used, so no step needs to send them.
+        # The trainer averages batch normalisation's buffers before they are used, so no step needs to send them.
         # torch 2.15 has a new name for the switch and deprecates the old one.
         known = inspect.signature(DistributedDataParallel).parameters
         sends_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
@@ -68,9 +68,9 @@ class DDP(Strategy):
             return DistributedDataParallel(model, **settings)
 
     def divide(self, optimizer: Optimizer) -> Optimizer:
-        """`optimizer`; with `--zero1` (stage 1 of ZeRO, arXiv 1910.02054), on each rank for some of the weights alone.
+        """`optimizer`; with `--zero1` (stage 1 of ZeRO, arXiv 1910.02054), that of each rank updates some weights only.
 
-        A weight is on one rank as a whole: any optimizer will do, and each number comes out as it does without the cut.
+        No weight is split between ranks: any optimizer works, and computes the same as without `--zero1`.
         After each step a rank sends its weights, and gets the others'.
         """
         world, options = self.world, self.options
@@ -90,9 +90,9 @@ class DDP(Strategy):
         return optimizer
 
     def gradients(self, model: nn.Module) -> Gradients:
-        """Averaged by the reducer of `model`, or by a hook in its place.
+        """Gradients that are averaged by the reducer of `model`, or by a hook in its place.
 
-        The reducer's waits for others are counted; `--sync-bn` waits within layers too, where none is seen.
+        The reducer's waits for other ranks are measured; with `--sync-bn` none are, as those within layers can't be.
         """
         world, options = self.world, self.options
         assert isinstance(model, DistributedDataParallel)
@@ -121,7 +121,7 @@ class DDP(Strategy):
 
 
 def partition(parameters: list[Tensor], num_ranks: int) -> list[list[Tensor]]:
-    """`parameters` in `num_ranks` lists of about the same size: the largest first, each to the least that there is."""
+    """Divides `parameters` into `num_ranks` lists of about the same size: largest first, each to the smallest list."""
     parts: list[list[Tensor]] = [[] for _ in range(num_ranks)]
     sizes = [0] * num_ranks
     for parameter in sorted(parameters, key=lambda parameter: -parameter.numel()):
@@ -132,7 +132,7 @@ def partition(parameters: list[Tensor], num_ranks: int) -> list[list[Tensor]]:
 
 
 def broadcast_weights(parts: list[list[Tensor]]) -> None:
-    """Gives each rank the weights `parts[r]` of rank r, and lets go of their gradients, which no optimizer knows of."""
+    """Sends the weights `parts[r]` of each rank r to all, and frees all gradients: zero_grad frees only this rank's."""
     for rank, weights in enumerate(parts):
         if not weights:
             continue
@@ -165,7 +165,7 @@ class ExactAverages(ExactGradients):
 
 
 class HalfGradients(Gradients):
-    """Gradients that travel as fp16, of which none may be too large for it."""
+    """Gradients that are sent as fp16; it is an error if one is too large for that."""
 
     def __init__(self, divisor: int, world: World) -> None:
         super().__init__(divisor)
@@ -176,7 +176,7 @@ class HalfGradients(Gradients):
         """The mean of `bucket` over all ranks, for DistributedDataParallel.register_comm_hook."""
         low, high = torch.aminmax(bucket.buffer())
         largest = torch.maximum(-low, high)
-        # The hook divides before it adds up, so a sum stays in range. The loss shows what was no number before.
+        # The hook divides before it adds up, so a sum stays in range. NaN and inf are shown by the loss already.
         self.too_large += (largest > torch.finfo(torch.float16).max) & largest.isfinite()
         return fp16_compress_hook(None, bucket)  # pyright: ignore[reportArgumentType]
 
@@ -192,9 +192,9 @@ class HalfGradients(Gradients):
 
 
 class PowerSGDGradients(Gradients):
-    """Gradients that travel as products of two narrow matrices (PowerSGD), from a step on; before it as they are.
+    """Gradients that are sent as products of two narrow matrices (PowerSGD) from step `start` on, uncompressed before.
 
-    What the products miss is added to the next step's gradients. A run that is continued begins without it.
+    The error of the products is added to the next step's gradients. A resumed run begins without it.
     """
 
     def __init__(self, options: Options, world: World) -> None:
@@ -202,8 +202,8 @@ class PowerSGDGradients(Gradients):
         self.state = PowerSGDState(
             None,
             matrix_approximation_rank=options.powersgd_rank,
-            start_powerSGD_iter=sys.maxsize,  # `begin` knows when
-            # Without it a weight that has no gradient would become no number. torch's own type for it is too narrow.
+            start_powerSGD_iter=sys.maxsize,  # `begin` sets it
+            # Without it a weight that has no gradient would become NaN. torch's own annotation is too narrow.
             orthogonalization_epsilon=1e-8,  # pyright: ignore[reportArgumentType]
             random_seed=options.seed % 2**32,  # NumPy's seeds have no more bits
         )
@@ -215,8 +215,8 @@ class PowerSGDGradients(Gradients):
         """The mean of `bucket` over all ranks, for DistributedDataParallel.register_comm_hook."""
         mean = powerSGD_hook(self.state, bucket)
         if self.world.device.type == "cpu":
-            # A bucket takes three rounds, and each begins when the one before ends: those of several buckets would mix,
-            # on each rank in another order.
+            # A bucket takes three collectives, each begun when the one before ends: those of several buckets would mix,
+            # in a different order on each rank.
             with self.world.waits.running():
                 mean.wait()
         return mean

@@ -36,12 +36,12 @@ class FSDP(Strategy):
         world, options = self.world, self.options
         mesh = open_mesh(world, replicate=options.replicate, shard=world.world_size // options.replicate)
         if not next(model.parameters()).is_meta:
-            # In memory already: it is sharded in the order of its dimensions, and so must lie in that order.
+            # Already in memory: weights are sharded in the order of their dimensions, so they must be contiguous.
             model = place(model, storage_device(world, options), torch.contiguous_format, options.seed)
         shard(model, mesh if options.replicate > 1 else mesh["shard"], world, options, precision)
-        # Now that each rank has its part alone to hold, shapes without memory get memory and weights.
+        # Each rank now holds its part only, so weights on the meta device get memory and values.
         model = place(model, storage_device(world, options), torch.preserve_format, options.seed)
-        # Only weights and moments wait in the host's memory: nothing would bring buffers (the statistics of batch
+        # Only weights and moments may stay in the host's memory: nothing would copy buffers (the statistics of batch
         # normalisation) to the device when a layer computes.
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -49,7 +49,7 @@ class FSDP(Strategy):
         return model
 
     def gradients(self, model: nn.Module) -> Gradients:
-        """Averaged by fully_shard, while they are computed; exact sums are divided once, at the end."""
+        """Gradients that fully_shard averages while they are computed; exact sums are divided once, at the end."""
         world, options = self.world, self.options
         # In a group of one, torch 2.15 divides by the factor twice where gradients are summed in double precision.
         if not are_exact(world, options) or world.world_size == 1:
@@ -74,8 +74,8 @@ def storage_device(world: World, options: Options) -> torch.device:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, world: World, options: Options, precision: Precision) -> None:
-    """Shards `model` over the ranks of `mesh`; of two dimensions, the first replicates."""
-    # Batch normalisation has no kernel for its running statistics beside bf16 weights.
+    """Shards `model` over the ranks of `mesh`; where it has two dimensions, the first replicates."""
+    # Batch normalisation has no kernel for fp32 running statistics beside bf16 weights.
     computes_bf16 = precision.bf16 and not any(buffer.is_floating_point() for buffer in model.buffers())
     dtypes = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if computes_bf16 else None,
