@@ -1,7 +1,7 @@
-"""Pipeline parallel: the layers are dealt out to neighbouring ranks, and micro-batches pass through them.
+"""Pipeline parallel: the layers are divided between neighbouring ranks, and micro-batches pass through them.
 
-Each rank builds its own layers only. With more ranks than `--pipeline-parallel` there are several lines, which train on
-different data, and average their gradients as by ddp. torch's schedules train; a relay from stage to stage validates.
+Each rank has memory for its own layers only. With more ranks than `--pipeline-parallel` there are several pipelines,
+which train on different data, and average their gradients as in ddp. Only training uses torch's schedules.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ class Pipeline(Strategy):
     """Neighbouring ranks share the layers, and micro-batches pass through them.
 
     Attributes:
-        size: ranks in a line.
-        stages_each: groups of layers that a rank has; stage s is on the rank at place s modulo size.
-        num_stages: groups of layers, over all ranks of a line.
-        num_parts: micro-batches in which a rank's batch passes.
-        bubble: the share of a step in which a rank waits for others, where all stages take as long (arXiv 2104.04473).
+        size: ranks of a pipeline.
+        stages_each: stages (groups of layers) of a rank; stage s is on the rank at position s modulo size.
+        num_stages: stages of a pipeline, over all its ranks.
+        num_parts: micro-batches into which a pipeline splits a batch.
+        bubble: the share of a step in which a rank waits for others if all stages take equally long (arXiv 2104.04473).
     """
 
     def __init__(self, world: World, options: Options) -> None:
@@ -55,7 +55,7 @@ class Pipeline(Strategy):
         return list(range(self.world.rank % self.size, self.num_stages, self.size))
 
     def check(self) -> None:
-        """Raises MusterError where the pipelines don't divide the world, the layers or the batch."""
+        """Raises MusterError where the ranks, the layers or the batch can't be divided as the pipelines need."""
         world, options, size, parts = self.world, self.options, self.size, self.num_parts
         world_size, num_layers = world.world_size, gpt.shape_of(options.model).num_layers
         options_seen = f"--model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
@@ -87,25 +87,25 @@ class Pipeline(Strategy):
             )
 
     def assign_data(self) -> World:
-        """The same data for the ranks of a pipeline, of which the last knows the loss."""
+        """The world, with the same data for all ranks of a pipeline, the last of which reports the loss."""
         world, size = self.world, self.size
         group, position = divmod(world.rank, size)
         return replace(world, dp=(group, world.world_size // size), reports_loss=position == size - 1)
 
     def notes(self) -> list[str]:
-        """How much of a step the ranks wait for each other."""
+        """The share of a step in which the ranks wait for each other."""
         most = "at most " if self.options.schedule == "zero-bubble" else ""
         share = f"{most}{self.bubble:.0%}"
         return [f"{self.size} ranks in a pipeline wait {share} of a step; more --microbatches lessen it"]
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
-        """The layers of `model` that are this rank's, and its ends where they are; all of it, in a world of one."""
+        """`model` with the layers, and the ends, of this rank's stages only; all of it, in a world of one."""
         assert isinstance(model, gpt.GPT)
         gpt.keep_stages(model, self.own_stages, self.num_stages)
         return place(model, self.world.device, torch.preserve_format, self.options.seed)
 
     def gradients(self, model: nn.Module) -> Gradients:
-        """Computed stage by stage, and averaged over the pipelines."""
+        """Gradients that are computed stage by stage, and averaged over the pipelines."""
         return StagedGradients(model, self)
 
 
@@ -118,7 +118,7 @@ class TimedStage(PipelineStage):
         self.computed = computed
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """What torch 2.10 sends to its neighbours before the first step; over gloo nothing can be sent to oneself."""
+        """The first messages to neighbours in torch 2.10; none for a rank alone: it can't send to itself over gloo."""
         torchs: Any = super()
         return [] if self.group_size == 1 else torchs._get_init_p2p_neighbors_ops()
 
@@ -139,7 +139,7 @@ class TimedStage(PipelineStage):
 
 
 class StagedGradients(Gradients):
-    """Micro-batches through the stages of a pipeline, and the gradients of several pipelines averaged."""
+    """Passes micro-batches through the stages of a pipeline, and averages the gradients of several pipelines."""
 
     def __init__(self, model: nn.Module, plan: Pipeline) -> None:
         super().__init__(1)
@@ -158,9 +158,9 @@ class StagedGradients(Gradients):
         self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
         options_of_all = {"group": self.line, "busy": self.busy, "computed": self.hold_part}
         stages = [TimedStage(self.parts[n], n, count, world.device, **options_of_all) for n in numbers]
-        # Divided once, at the end, and not after each turn.
+        # Gradients are divided once, at the end, not after each run of the schedule.
         how = {"loss_fn": self.loss, "scale_grads": False}
-        # One micro-batch has one way to go, but torch's 1F1B wants as many as there are ranks.
+        # One micro-batch takes the same way in all schedules, but torch's 1F1B wants as many as there are ranks.
         is_naive = options.schedule == "1f1b" and plan.num_parts == 1
         schedule = SCHEDULES["gpipe" if is_naive else options.schedule]
         try:
@@ -175,7 +175,7 @@ class StagedGradients(Gradients):
         self.num_parts = plan.num_parts * options.accumulate * world.dp_size
 
     def begin(self, step: int) -> None:
-        # Not the first: before it torch tries out what shapes pass from stage to stage.
+        # Not in the first step: there torch also finds out which shapes pass from stage to stage.
         self.busy.is_counting = self.turns.is_counting = self.world.waits.is_counting
 
     def compute(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
@@ -189,7 +189,7 @@ class StagedGradients(Gradients):
                 self.schedule.step(*first)
 
     def hold_part(self, part: nn.Module) -> None:
-        """Adds the gradients that a micro-batch has left in `part` to those held, where sums are to be exact."""
+        """Moves the gradients that a micro-batch has left in `part` into the sums in `held`, if these are exact."""
         if not self.is_exact:
             return  # parameters add up gradients by themselves
         for parameter in part.parameters():
@@ -198,7 +198,7 @@ class StagedGradients(Gradients):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """The mean over all micro-batches of all pipelines; an exact one is rounded once, here."""
+        """Puts the mean over all micro-batches of all pipelines into the parameters; rounds exact sums here, once."""
         gradients = {p: g for p in self.model.parameters() if (g := self.held.pop(p, p.grad)) is not None}
         if self.world.dp_size > 1:
             with self.world.waits.running():
@@ -207,11 +207,11 @@ class StagedGradients(Gradients):
             parameter.grad = (gradient / self.num_parts).to(parameter.dtype)
 
     def waits_s(self) -> float | None:
-        """What the schedules' time has more than the stages' own, and the meetings of several pipelines."""
+        """Seconds of the schedules outside of stages, and of waits between pipelines; None where none were measured."""
         return None if self.turns.total() == 0 else self.turns.total() - self.busy.total() + self.world.waits.total()
 
     def report(self) -> dict[str, Any]:
-        """The measured share of their time in which the ranks wait for each other, beside that of equal stages."""
+        """The measured share of time in which the ranks wait for each other, and the ideal one, of equal stages."""
         busy_s, turns_s = self.busy.total(), self.turns.total()
         shares = self.world.gather(1 - busy_s / turns_s if turns_s else None)
         measured = None if None in shares else round(sum(shares) / len(shares), 4)
@@ -223,7 +223,7 @@ class StagedGradients(Gradients):
         return squared.sqrt().to(norm.dtype)
 
     def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
-        """One batch, of any size, from the first stage to the last."""
+        """Passes one batch, of any size, from the first stage to the last, which adds its loss to `sums`."""
         x = inputs
         for number in range(self.plan.num_stages):
             here, there = number % self.plan.size, (number + 1) % self.plan.size

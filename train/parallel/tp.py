@@ -1,8 +1,8 @@
 """Tensor parallel: each layer's matrices are sharded over neighbouring ranks, which work on the same sequences.
 
 Between the matrices a sequence is sharded too (sequence parallel), so that no rank keeps all of its activations. With
-more ranks than `--tensor-parallel` the groups train on different data, and what a rank has is sharded over them as by
-fsdp.
+more ranks than `--tensor-parallel` the groups train on different data, and the part of each rank is sharded over the
+groups as in fsdp.
 """
 
 import logging
@@ -33,7 +33,7 @@ class TensorParallel(fsdp.FSDP):
     logits: "ShardedLogits | None" = None
 
     def check(self) -> None:
-        """Raises MusterError where the groups don't divide the world, or their ranks a layer or a sequence."""
+        """Raises MusterError where the world can't be divided into groups, or a layer or a sequence within a group."""
         world, options = self.world, self.options
         shape = gpt.shape_of(options.model)
         size = options.tensor_parallel or world.world_size
@@ -53,7 +53,7 @@ class TensorParallel(fsdp.FSDP):
                 )
 
     def assign_data(self) -> World:
-        """The same data for the ranks of a group, of which the first counts."""
+        """The world, with the same data for all ranks of a group, the first of which reports the loss."""
         world, options = self.world, self.options
         group, position = divmod(world.rank, size := options.tensor_parallel or world.world_size)
         return replace(world, dp=(group, world.world_size // size), reports_loss=position == 0)
@@ -65,13 +65,13 @@ class TensorParallel(fsdp.FSDP):
         assert isinstance(model, gpt.GPT)
         self.logits = shard(model, mesh["tensor"])
         if world.dp_size > 1:
-            # It says how the norm for --clip-norm could be added up in fewer turns, which no user can change.
+            # It says how the norm for --clip-norm could be reduced in fewer steps, which no user can change.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
             fsdp.shard(model, mesh["data"], world, options, precision)
         return place(model, fsdp.storage_device(world, options), torch.preserve_format, options.seed)
 
     def gradients(self, model: nn.Module) -> Gradients:
-        """Averaged over the groups as by fsdp; of one group, added up there."""
+        """Gradients averaged over the groups as in fsdp; with one group, added up within it."""
         world, options = self.world, self.options
         if world.dp_size > 1:
             gradients = super().gradients(model)
@@ -88,9 +88,9 @@ class TensorParallel(fsdp.FSDP):
 
 
 def shard(model: gpt.GPT, group: DeviceMesh) -> "ShardedLogits | None":
-    """Shards the matrices of `model` over the ranks of `group`; returns what computes with sharded logits.
+    """Shards the matrices of `model` over the ranks of `group`; returns the `ShardedLogits` of its output.
 
-    None where there are fewer tokens than would give each rank one: then each rank has all logits.
+    None where the vocabulary is too small to give each rank a token: then each rank has all logits.
     """
     assert model.output is not None
     logits = ShardedLogits(group, model.output.out_features)
@@ -125,13 +125,13 @@ def shard(model: gpt.GPT, group: DeviceMesh) -> "ShardedLogits | None":
 class ShardedLogits:
     """Logits (BTV) whose last dimension is sharded over the ranks of a group: no rank has those of all tokens.
 
-    For each target the ranks exchange three numbers, in place of the logits of all tokens.
+    For the loss of each target the ranks exchange four numbers, in place of the logits of all tokens.
 
     Source: Megatron-LM, arXiv 1909.08053, section 3
 
     Attributes:
-        num_tokens: of the vocabulary.
-        shard_size: how many tokens' logits a rank has; the last one may have fewer.
+        num_tokens: the size of the vocabulary.
+        shard_size: the number of tokens whose logits a rank has; the last rank may have fewer.
         shard_start: the first of them on this rank.
     """
 
@@ -149,7 +149,7 @@ class ShardedLogits:
 
     @torch.no_grad()
     def predictions(self, logits: Tensor) -> Tensor:
-        """The token with the highest score for each target, of several the first one."""
+        """The token with the highest score for each target; the first of equal ones."""
         local, index = logits.max(-1)
         highest = local.clone()
         dist.all_reduce(highest, dist.ReduceOp.MAX, self.group)
@@ -159,7 +159,7 @@ class ShardedLogits:
 
 
 class ShardedCrossEntropy(torch.autograd.Function):
-    """The cross-entropy of each target (N), in fp32 or as the logits have it, where that is more."""
+    """The cross-entropy of each target (N), in fp32, or in the precision of the logits where that is higher."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float, sharding: ShardedLogits) -> Tensor:
@@ -188,21 +188,21 @@ class ShardedCrossEntropy(torch.autograd.Function):
 
 
 class GroupGradients(Gradients):
-    """Gradients of a model that one group of ranks has between them."""
+    """Gradients of a model that is sharded over one group of ranks."""
 
     def __init__(self, model: nn.Module, accumulate: int) -> None:
         super().__init__(accumulate)
         self.parameters = list(model.parameters())
 
     def finish(self) -> None:
-        """Adds up what each rank's part of the sequences has given a weight that all have."""
+        """Adds up the gradients of weights that all ranks have: each rank's come from its part of the sequences."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad = reduce_like(parameter.grad, parameter)
 
 
 class ExactGroupGradients(ExactGradients):
-    """The same, added up over micro-batches and ranks in double precision."""
+    """Gradients as in GroupGradients, but added up over micro-batches and ranks in double precision."""
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -213,7 +213,7 @@ class ExactGroupGradients(ExactGradients):
 
 
 def reduce_like(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """`gradient` placed as `parameter` is, where it was a partial sum on each rank."""
+    """`gradient` with the placements of `parameter`: partial sums of the ranks are added up."""
     if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
         return gradient.redistribute(placements=parameter.placements)
     return gradient
