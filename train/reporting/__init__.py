@@ -1,1 +1,1 @@
-"""What a run measures, shows and writes."""
+"""Reporting: what a run measures, shows and writes."""

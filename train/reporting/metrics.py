@@ -1,4 +1,4 @@
-"""How long a run's steps take and what they wait for, its memory and its energy; nothing here holds up the device."""
+"""Measures the steps of a run and their waits, its memory and its energy, without making the device wait."""
 
 import resource
 import time
@@ -40,7 +40,7 @@ class Stopwatch:
         self.seconds += seconds
 
     def now(self) -> Mark:
-        """Now, on the device's clock."""
+        """The current time, by the device's clock."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -48,11 +48,11 @@ class Stopwatch:
         return event
 
     def begin(self) -> Mark | None:
-        """The begin of a stretch that `end` ends; None where it does not count."""
+        """Begins a stretch, and returns its start for `end`; None where it does not count."""
         return self.now() if self.is_counting else None
 
     def end(self, before: Mark | None) -> Mark | None:
-        """Ends the stretch since `before`, where that counts; returns now, where the next may begin."""
+        """Ends the stretch that began at `before`, if it counts; returns the current time, the start of the next."""
         if before is None:
             return None
         now = self.now()
@@ -71,14 +71,14 @@ class Stopwatch:
         self.end(before)
 
     def read(self, *, wait: bool) -> None:
-        """Notes the stretches that the GPU is through with; all of them with `wait`."""
+        """Notes the stretches that the GPU has completed; with `wait`, waits until it has completed all."""
         while self.pending and (wait or self.pending[0][1].query()):
             before, after = self.pending.popleft()
             after.synchronize()
             self.note(before.elapsed_time(after) / 1000)
 
     def total(self) -> float:
-        """Seconds of all stretches, when the device is through with them."""
+        """Seconds of all stretches; waits until the device has completed them."""
         self.read(wait=True)
         return self.seconds
 
@@ -90,8 +90,8 @@ class StepTimes:
     device's time, and a wait for data is the time in which the device had nothing to do before they came.
 
     Args:
-        profile: takes a trace of some steps, which then don't count.
-        started: when the run began, by `time.perf_counter`; of a continued one, as long ago as it has trained.
+        profile: traces some steps, which then don't count.
+        started: when the run began, by `time.perf_counter`; earlier by the time that a resumed run has trained already.
 
     Attributes:
         seconds: of each step that counts.
@@ -121,13 +121,13 @@ class StepTimes:
 
     def stop(self) -> None:
         """Ends an epoch: waits from now on are not those of a step."""
-        self.stretches.read(wait=True)  # the device is through, as it has to be for the epoch's loss anyway
+        self.stretches.read(wait=True)  # waits for the device, as the epoch's loss has to anyway
         self.count(False)
         if self.profile is not None:
             self.profile.leave(self.num_steps)
 
     def count(self, is_counting: bool) -> None:
-        """From now on waits and energy are those of steps that count, or are not."""
+        """Switches the counting of waits and energy on or off."""
         if is_counting != self.data.is_counting:
             self.energy.count(is_counting)
         self.data.is_counting = self.waits.is_counting = is_counting
@@ -141,7 +141,7 @@ class StepTimes:
         self.data.end(before)
 
     def part(self, name: str) -> AbstractContextManager[object]:
-        """A context that has a name in the trace, while there is one."""
+        """A context that appears as `name` in the trace, while one is taken."""
         return nullcontext() if self.profile is None else self.profile.part(name)
 
     def step(self) -> None:
@@ -163,7 +163,7 @@ class StepTimes:
             self.seconds.append(seconds)
 
     def recent(self, num_targets: int, unit: str) -> dict[str, float | None]:
-        """Rate and time of the steps, of `num_targets` images or tokens, that are known since the last call."""
+        """Rate and mean time of the steps, of `num_targets` images or tokens each, measured since the last call."""
         steps, self.num_reported = self.seconds[self.num_reported :], len(self.seconds)
         mean_s = sum(steps) / len(steps) if steps else None
         return {
@@ -174,7 +174,7 @@ class StepTimes:
         }
 
     def of_this_rank(self, waits_s: float | None) -> dict[str, float | None]:
-        """Mean seconds of a step and its parts; in all, `waits_s` went by waiting for other ranks (None: not known)."""
+        """Mean seconds of a step and its parts; `waits_s` is the sum of the waits for other ranks (None: not known)."""
         self.stretches.read(wait=True)
         number = len(self.seconds)
         if number == 0:
@@ -185,7 +185,7 @@ class StepTimes:
         return {"step_s": step_s, "data_wait_s": min(data_s, step_s), "waits_s": waits_s, "busy_s": busy_s}
 
     def summary(self, global_batch: int, world_size: int, unit: str = "images") -> dict[str, object]:
-        """Rates and times of the steps, of `global_batch` images or tokens; of the first where it is the only one."""
+        """Rates and times of the steps, of `global_batch` images or tokens each; of the first if it is the only one."""
         self.stretches.read(wait=True)
         if self.first_s is None:
             names = "step_time_s", "first_step_s", "data_wait_share"
@@ -210,10 +210,10 @@ class StepTimes:
 
 
 class Energy:
-    """What this rank's GPU takes while it is counted; nothing where nobody knows.
+    """The energy that this rank's GPU uses while counting is on, in joules; None where it is not known.
 
-    It is read from the counter that NVML keeps of each whole card. Where a card is divided (MIG), or has none, nothing
-    is known.
+    It is read from the counter that NVML keeps for each whole card. Where a card is divided (MIG), or has no counter,
+    the energy is not known.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -221,12 +221,12 @@ class Energy:
         self.before: float | None = None
         self.nvml: Any = None
         if device.type == "cuda":
-            # No driver library, no such card, none that counts, an old binding: all mean that nobody knows.
+            # No driver library, no such card, no counter, an old binding: in all cases the energy is not known.
             with suppress(Exception):
                 import pynvml  # only where there is a GPU: it takes time to load
 
                 pynvml.nvmlInit()
-                # By its name in the driver: numbers are those of CUDA_VISIBLE_DEVICES here, and all cards' there.
+                # By its UUID: torch numbers the cards of CUDA_VISIBLE_DEVICES, NVML numbers all cards.
                 name = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
                 self.nvml, self.handle = pynvml, pynvml.nvmlDeviceGetHandleByUUID(name)
                 self.read()
@@ -237,7 +237,7 @@ class Energy:
         return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle) / 1000
 
     def count(self, is_counting: bool) -> None:
-        """Begins to count, or ends it; a card that no longer answers ends no training."""
+        """Switches counting on or off; a card that no longer answers does not end training."""
         if self.joules is None:
             return
         try:
@@ -250,14 +250,14 @@ class Energy:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """The most memory that this process held: of the GPU where it trains on one, else resident in RAM."""
+    """The most memory that this process held, in GiB: of the GPU where it trains on one, else resident in RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def memory_gib(device: torch.device) -> float:
-    """The memory that this process holds now: of the GPU where it trains on one, else resident in RAM."""
+    """The memory that this process holds now, in GiB: of the GPU where it trains on one, else resident in RAM."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) / 2**30
     return psutil.Process().memory_info().rss / 2**30

@@ -1,4 +1,4 @@
-"""A trace of a few steps of rank 0, which opens in Perfetto: what it computed, and when it spoke to other ranks.
+"""A trace of a few steps of rank 0, which opens in Perfetto: its computation, and its communication with other ranks.
 
 Beside it lies torch's table of the operations that took longest.
 """
@@ -25,18 +25,18 @@ OPERATIONS = "profile/operations.txt"
 
 
 class Profile:
-    """Traces some steps, once; on the ranks that trace nothing it only tells which steps these are.
+    """Traces some steps, once, on rank 0; on the other ranks it only tells which steps these are.
 
     The steps are left out of the times of all ranks, and so is the one after them, in which the others wait for rank 0.
 
     Args:
-        num_steps: that this process will take.
-        layers: what is to have its name in the trace, by name.
+        num_steps: the number of steps that this process will take.
+        layers: the modules that are named in the trace, by name.
 
     Attributes:
-        running: whether the next step is one that is not timed.
-        num_traced: steps in the trace that was written.
-        problem: why it could not be written.
+        running: whether the step that `begin` has begun is left out of the times.
+        num_traced: the number of steps in the trace that was written.
+        problem: why the trace could not be written; None if it could.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Profile:
             self.running, self.began = True, step
 
     def part(self, name: str) -> AbstractContextManager[object]:
-        """A context that has a name in the trace. The first of a trace begins it, that of a step begins its range."""
+        """A context called `name` in the trace. The first one begins the trace; the first in a step, its range."""
         if not self.running or self.done or not self.main:
             return nullcontext()
         if self.tracer is None:
@@ -87,7 +87,7 @@ class Profile:
             self.finish(step)
 
     def leave(self, step: int) -> None:
-        """Called at the end of an epoch: what follows is no step. A trace with none yet is begun in the next one."""
+        """Called at the end of an epoch: ends the trace, or, if it has no steps yet, leaves it to the next epoch."""
         if not self.running or self.done:
             return
         if step > self.began:
@@ -96,13 +96,13 @@ class Profile:
             self.running = False
 
     def start(self) -> profile:
-        """The trace, begun, with the names of the model's layers."""
+        """Starts the trace, with the names of the model's layers."""
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it complains of each GPU that is not there
         is_gpu = self.device.type == "cuda"
         tracer = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if is_gpu else [])])
         self.trace.enter_context(tracer)
         for name, layer in self.layers.items():
-            kind = type(layer).__name__.removeprefix("FSDP")  # what fully_shard makes of a class's name
+            kind = type(layer).__name__.removeprefix("FSDP")  # which fully_shard adds to the name of a class
             for hook in named(layer, f"{kind} {name}"):
                 self.trace.enter_context(hook)
         return tracer
@@ -125,7 +125,7 @@ class Profile:
 
 
 def named(module: nn.Module, name: str) -> list[RemovableHandle]:
-    """Hooks by which the forward pass of `module` is a range in the trace."""
+    """Registers hooks that make the forward pass of `module` a range called `name` in the trace."""
     open_ranges: list[record_function] = []
 
     def before(*_: Any) -> None:
