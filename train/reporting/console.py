@@ -1,6 +1,6 @@
-"""What a rank prints: all of it goes to its log file, and to the console what a person wants to see of it.
+"""The output of a rank: all of it goes to its log file, and what a person wants to see goes to the console too.
 
-The logs of a run are one file a rank, below the attempt and the host: `runs/NAME/logs/0/node01/rank-3.log`.
+A run has a log file for each rank, in a folder for the attempt and the host: `runs/NAME/logs/0/node01/rank-3.log`.
 """
 
 import faulthandler
@@ -23,12 +23,12 @@ from muster.variables import LaunchVariable, RankReport
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 ERASE = "\x1b[K"
-"""Erases a terminal's line from where the cursor is."""
+"""Erases a terminal's line from the cursor to its end."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A file descriptor that takes whole lines, each with `prefix` before it, so that no other rank's tears them."""
+    """Writes whole lines to a file descriptor, each after `prefix`, so that lines of other ranks don't split them."""
 
     descriptor: int
     prefix: str
@@ -46,7 +46,7 @@ class Lines:
 class Tee(io.TextIOBase):
     """A stream whose text goes to `screen` (or by whole lines to `lines`), and as plain lines to `log`.
 
-    A screen that takes no more (a full disk, a terminal that was closed, a pipe that nobody reads) ends no training.
+    A screen that can't be written to (a full disk, a closed terminal, a pipe without a reader) does not end training.
     """
 
     def __init__(self, screen: TextIO, log: TextIO, lines: Lines | None = None) -> None:
@@ -65,7 +65,7 @@ class Tee(io.TextIOBase):
         return len(text)
 
     def draw(self, text: str) -> None:
-        """Shows `text`, which is not for the log."""
+        """Writes `text` to the screen, not to the log."""
         with suppress(OSError):
             self.screen.write(text)
 
@@ -101,7 +101,7 @@ _outputs = Outputs()
 
 
 def show(log: TextIO, prefix: str | None) -> None:
-    """From now on what this rank prints goes to `log` too, and to the console; with a `prefix`, by whole lines."""
+    """Sends what Python prints from now on to `log` and to the console; with a `prefix`, by whole lines."""
     _outputs.log = log
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -112,9 +112,9 @@ def show(log: TextIO, prefix: str | None) -> None:
 
 
 def hide(log: TextIO, prefix: str) -> None:
-    """From now on what this process and its children print, libraries in C too, goes to `log`.
+    """Sends all further output of this process and its children, C libraries included, to `log` only.
 
-    Lines of `notify` are shown still; what Python prints after `show` also.
+    Lines of `notify` are still shown; after `show`, so is what Python prints.
     """
     _outputs.log = log
     sys.stdout.flush()
@@ -128,7 +128,7 @@ def hide(log: TextIO, prefix: str) -> None:
 
 
 def replace_stream(name: str, stream: Tee) -> None:
-    """Puts `stream` in the place of sys.stdout or sys.stderr, for those too that hold the old one to log there."""
+    """Replaces sys.stdout or sys.stderr by `stream`, also in the handlers of loggers that hold the old one."""
     setattr(sys, name, stream)
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", ()):
@@ -137,7 +137,7 @@ def replace_stream(name: str, stream: Tee) -> None:
 
 
 def notify(text: str) -> None:
-    """Prints `text`, which the user has to read, on the console (of ranks that are hidden too) and in the log."""
+    """Prints `text`, which the user has to read, to the console (from hidden ranks too) and to the log."""
     with suppress(OSError):
         print(ERASE + text if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
     if _outputs.console is not None:
@@ -145,19 +145,19 @@ def notify(text: str) -> None:
 
 
 def has_terminal(world: World) -> bool:
-    """Whether the rank of `world` speaks for its node in a terminal, as by hand: one that rank 0 may not print to."""
+    """Whether this rank is the first of its node and prints to a terminal (as by hand), perhaps not that of rank 0."""
     lines: Lines | None = _outputs.console or getattr(sys.stderr, "lines", None)
     return world.local_rank == 0 and os.isatty(2 if lines is None else lines.descriptor)
 
 
 def log_line(text: str) -> None:
-    """Writes a line to the log alone; nowhere where there is none yet."""
+    """Writes a line to the log only; does nothing where there is no log yet."""
     if _outputs.log is not None:
         write_log(_outputs.log, text)
 
 
 def flush() -> None:
-    """Writes out what Python still holds; on a full disk that is lost."""
+    """Flushes Python's buffers of the output; on a full disk they are lost."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             if isinstance(stream, Tee) and stream.rest:
@@ -166,13 +166,13 @@ def flush() -> None:
 
 
 def write_log(log: TextIO, text: str) -> None:
-    """Adds `text` and a line's end; a full disk must not end a training."""
+    """Appends `text` and a newline to `log`; a full disk must not end training."""
     with suppress(OSError):
         log.write(f"{text}\n")
 
 
 def plain(text: str) -> str:
-    """`text` without escape sequences, and of each line what stands after its last carriage return."""
+    """`text` without escape sequences, and without what carriage returns overwrite in each line."""
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in ESCAPES.sub("", text).split("\n"))
 
 
@@ -192,16 +192,16 @@ def log_folder(run: Path, host: str, environ: Mapping[str, str]) -> Path:
 
 
 def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
-    """From now on this rank's lines go to its log file; rank 0's, or those of `all_ranks`, to the console too.
+    """Opens this rank's log file for its output; that of rank 0, or with `all_ranks` of each, goes to the console too.
 
-    Without a file, on a full disk for example, everything stays on the console: a log is no reason not to train.
+    Where there can be no file, on a full disk for example, output stays on the console, and training goes on.
     """
     path = log_folder(run, world.host, os.environ) / f"rank-{world.rank}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A character that has no place in a file name or in UTF-8 must not end the run either.
+        # A character that UTF-8 does not have, in a file name for example, must not end the run either.
         log = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
-        # Only this program's own words: variables may hold secrets.
+        # No environment variables: they may hold secrets.
         place = f"rank {world.rank} of {world.world_size} on {one_line(world.host)}, {world.device}"
         log.write(f"=== {now()} {place}, process {os.getpid()}: {one_line(command)}\n")
     except OSError as error:
@@ -214,12 +214,12 @@ def open_log(run: Path, world: World, command: str, *, all_ranks: bool) -> None:
         hide(log, prefix)
     if LaunchVariable.RANK_REPORTS in os.environ:
         report_to_agent(str(path.absolute()))
-        # Python's stacks when it crashes: the agent then shows the end of the log.
+        # On a crash, Python writes its stacks to the log, the end of which the agent then shows.
         faulthandler.enable(log, all_threads=True)
 
 
 def report_fatal(world: World, error: MusterError) -> None:
-    """Prints why the rank of `world` ends; its agent need not show the end of its log."""
+    """Prints the `error` that ends this rank, so that its agent need not show the end of its log."""
     world.status.end_reported = True
     notify(str(error))
     report_to_agent(RankReport.ERROR_SHOWN)
@@ -238,11 +238,11 @@ def report_to_agent(text: str) -> None:
 
 
 def close(code: int) -> None:
-    """Writes how this rank ends, and what is not written yet."""
+    """Logs the exit code of this rank, and flushes its output."""
     log_line(f"=== {now()} ends with exit code {code}")
     flush()
 
 
 def now() -> str:
-    """The date and time here, to the second, with the distance from UTC."""
+    """The local date and time, to the second, with the offset from UTC."""
     return datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

@@ -1,4 +1,4 @@
-"""What a person sees of a run: its header, how far it is, its summary table."""
+"""The display of a run: its header, its progress, and its summary table."""
 
 import sys
 import time
@@ -26,18 +26,18 @@ REFRESH_EVERY_S = 0.25
 BAR_WIDTH = 12
 
 STRAGGLES = 1.05
-"""A rank that is busy this many times as long as the one in the middle is named."""
+"""The slowest rank is named where it is busy this many times as long as the median rank."""
 
 
 class Display:
     """Shows the run, on rank 0; on the others it shows nothing.
 
-    A file gets a line every `--log-every` steps, or LINE_EVERY_S; a terminal has one, which is written over.
+    A file gets a line every `--log-every` steps, or LINE_EVERY_S; a terminal has one line, which is overwritten.
 
     Args:
         unit: images or tokens.
-        targets_of_step: of these, over all ranks.
-        enabled: whether this rank is the one that shows.
+        targets_of_step: images or tokens of a step, over all ranks.
+        enabled: whether this rank shows the run.
     """
 
     def __init__(self, options: Options, unit: str, targets_of_step: int, *, enabled: bool) -> None:
@@ -55,7 +55,7 @@ class Display:
         self.line_due = self.screen_due = 0.0
 
     def header(self, rows: dict[str, str]) -> None:
-        """Shows what will run, a line for each row."""
+        """Shows the header, a line for each of `rows`."""
         width = max(map(len, rows))
         for name, value in rows.items():
             self.console.print(f"[bold]{name:<{width}}[/bold]  {escape(one_line(value))}", soft_wrap=True)
@@ -74,7 +74,7 @@ class Display:
         self.last_loss = None
 
     def step(self, done: int, step: int) -> None:
-        """Shows that `done` steps of the epoch are done, `step` in all; now and then."""
+        """Shows the progress, if that is due: `done` steps of the epoch are done, `step` in all."""
         now = time.perf_counter()
         is_line_due = step % self.log_every == 0 if self.log_every else now >= self.line_due
         is_screen_due = self.draw is not None and now >= self.screen_due
@@ -93,12 +93,12 @@ class Display:
             left = duration(seconds / done * (self.num_steps - done))
             line = f"  epoch {self.epoch_number}/{self.epochs}  [{bar:.<{BAR_WIDTH}}] {done}/{self.num_steps}"
             line += f"  {state}  {left} left"
-            # Whatever is printed next stands in the place of it.
+            # Whatever is printed next overwrites it.
             self.draw(f"{line[: self.console.width - 1]}{console.ERASE}\r")
             sys.stdout.flush()
 
     def clear(self) -> None:
-        """Takes away the line of a terminal that is written over."""
+        """Erases the line with the progress from a terminal."""
         if self.draw is not None:
             self.draw(console.ERASE)
 
@@ -134,7 +134,7 @@ class Display:
 
 
 def header(setup: Setup) -> dict[str, str]:
-    """What the first lines of a run say: a name and a value for each."""
+    """The header of a run: the name and the value of each line."""
     options, world, source, run = setup.options, setup.world, setup.source, setup.run
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
@@ -200,7 +200,7 @@ def table(summary: dict[str, Any], unit: str, width: int) -> Table:
     shown.add_row(f"validation {score}", f"[bold green]{final}[/bold green] at the end, {best} at best")
     shown.add_row("loss", f"{summary['final_train_loss']:.4f} training, {summary['final_valid_loss']:.4f} validation")
     shown.add_section()
-    if summary["first_step_s"] is not None:  # a run that goes on may have nothing left but to validate
+    if summary["first_step_s"] is not None:  # a resumed run may have nothing left but to validate
         speed(shown, summary, unit, device)
         shown.add_section()
     costs(shown, summary, unit, device)
@@ -217,7 +217,7 @@ def table(summary: dict[str, Any], unit: str, width: int) -> Table:
 
 
 def speed(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None:
-    """Rates, times of steps, and what they went to."""
+    """Adds rates and times of steps, and their parts, to the table `shown`."""
     step, number = summary["step_time_s"], summary["world_size"]
     each = f"  ({summary[f'{unit}_per_second_per_rank']:,.1f} a {device}, {number} of them)" if number > 1 else ""
     shown.add_row(f"{unit} per second", f"[bold]{summary[f'{unit}_per_second']:,.1f}[/bold]{each}")
@@ -237,7 +237,7 @@ def speed(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None
 
 
 def parts(shares: dict[str, Any], *, alone: bool) -> str:
-    """What a step goes to, in words."""
+    """The shares of a step's time, in words."""
     data, compute, communication = (shares[name] for name in ("data", "compute", "communication"))
     if communication is None:
         return f"{percent(compute)} computing and communicating, {percent(data)} for data"
@@ -247,7 +247,7 @@ def parts(shares: dict[str, Any], *, alone: bool) -> str:
 
 
 def costs(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None:
-    """Memory, operations and energy."""
+    """Adds memory, floating-point operations and energy to the table `shown`."""
     each = f" a {device}" + (" at most" if summary["world_size"] > 1 else "")
     shown.add_row("peak memory", f"{summary['peak_memory_gib']:.2f} GiB{each}")
     if (done := summary.get("flops_per_second_per_rank")) is not None:
