@@ -1,4 +1,4 @@
-"""What a run leaves for people and programs: config.toml, summary.json and metrics.jsonl."""
+"""The files that a run leaves for people and programs: config.toml, summary.json and metrics.jsonl."""
 
 import json
 import os
@@ -32,12 +32,12 @@ from muster.units import perplexity
 from muster.variables import LaunchVariable
 
 FLOPS_BATCH = 2
-"""Samples that are counted: one alone can't be normalised where its features are one number."""
+"""Samples that are counted: batch normalisation refuses a single one whose feature maps have one pixel."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What trains, and on what, as the header and the summary of a run show it."""
+    """The facts about a run that its header and its summary show."""
 
     strategy: str
     options: Options
@@ -58,7 +58,7 @@ class Setup:
         return self.global_batch * self.source.targets_of_sample
 
     def settings(self) -> dict[str, Any]:
-        """The options, with what `auto` and `default` came to, and how many samples there are."""
+        """The options, with `auto` and `default` resolved, the size of a sample, and the number of samples."""
         size: dict[str, Any] = {"seq_len" if self.source.unit == "tokens" else "image_size": self.source.size}
         size |= {"train_samples": len(self.source.train), "valid_samples": len(self.source.valid)}
         return asdict(self.options) | asdict(self.precision) | {"device": self.world.device.type, **size}
@@ -70,7 +70,7 @@ def command() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """The software that computed, and the card."""
+    """The versions of the software, and the name of the GPU."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -90,7 +90,7 @@ def collect(
     seconds: float,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The summary of the run; to be called on all ranks, for what only each knows.
+    """The summary of the run; to be called on all ranks, as each knows only its own times and samples.
 
     Args:
         waits_s: seconds in which this rank waited for others; None where that is not known.
@@ -146,14 +146,14 @@ def collect(
 
 
 def results(part: str, sums: list[float], unit: str) -> dict[str, float]:
-    """The means of `sums` (summed loss, hits, targets) of a `part`, train or valid; of tokens the perplexity too."""
+    """Loss and accuracy from `sums` (summed loss, hits, targets) of a `part`, train or valid; perplexity for tokens."""
     loss, hits, num_targets = sums
     found = {f"{part}_loss": loss / num_targets, f"{part}_accuracy": hits / num_targets}
     return found | ({f"{part}_perplexity": perplexity(loss / num_targets)} if unit == "tokens" else {})
 
 
 def perplexities(history: list[dict[str, Any]], unit: str) -> dict[str, float]:
-    """The last and the best perplexity of the validation, of tokens."""
+    """The best and the last perplexity of the validation; nothing for images."""
     if unit != "tokens":
         return {}
     losses = [epoch["valid_loss"] for epoch in history]
@@ -163,11 +163,11 @@ def perplexities(history: list[dict[str, Any]], unit: str) -> dict[str, float]:
 def compare_ranks(world: World, by_rank: list[dict[str, Any]]) -> dict[str, Any]:
     """`ranks`, `slowest_rank` and `shares` of a summary.
 
-    When ranks train in step each of their steps lasts as long. They differ in how much of it they were busy:
-    the slowest waits for nobody.
+    Ranks wait for each other in each step, so their steps last equally long. They differ in how much of a step they
+    were busy: the slowest waits for nobody.
 
     Args:
-        by_rank: of each rank, what `StepTimes.of_this_rank` has, and its peak memory.
+        by_rank: the values of `StepTimes.of_this_rank` on each rank, and its peak memory.
     """
     ranks = [
         {
@@ -186,7 +186,7 @@ def compare_ranks(world: World, by_rank: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def slowest_of(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The rank that was busy longest; None of one, and where a rank does not know how long it was."""
+    """The rank that was busy longest; None with one rank, or where it is not known how long each was busy."""
     if len(ranks) == 1 or any(not rank["busy_s"] for rank in ranks):
         return None
     worst = max(ranks, key=lambda rank: rank["busy_s"])
@@ -201,10 +201,10 @@ def slowest_of(ranks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def shares_of(by_rank: list[dict[str, Any]], *, alone: bool) -> dict[str, float | None] | None:
-    """The parts of the mean step of all ranks; None where no step was timed.
+    """The shares of the mean step of all ranks; None where no step was timed.
 
-    What is neither a wait for data nor one for other ranks is `compute`. Where waits for others are not known, they are
-    in it, and `communication` is None.
+    Time that is neither a wait for data nor for other ranks is `compute`. Where waits for other ranks are not known,
+    they are part of it, and `communication` is None.
     """
     total_s = sum(own["step_s"] for own in by_rank)
     if not total_s or any(own["data_wait_s"] is None for own in by_rank):
@@ -222,7 +222,7 @@ def rounded(value: float | None, digits: int = 6) -> float | None:
 
 
 def traced(profile: Profile | None, note: Callable[[str], None]) -> dict[str, Any]:
-    """What `--profile` has written: its path in the run's folder, and the steps in it."""
+    """The summary's entries on the trace of `--profile`: its path in the run's folder, and the number of its steps."""
     if profile is not None and profile.problem is not None:
         note(profile.problem)
     if profile is None or not profile.num_traced or profile.problem is not None:
@@ -231,12 +231,12 @@ def traced(profile: Profile | None, note: Callable[[str], None]) -> dict[str, An
 
 
 def work(setup: Setup, rate: float | None, num_devices: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Floating-point operations: of a sample; of a rank a second, at `rate` images or tokens a second; at most."""
+    """Floating-point operations per image or token, per second of a rank (at `rate` of these a second), and at most."""
     options, source = setup.options, setup.source
     peak = peak_flops(setup.world.device, bf16=setup.precision.bf16, convolves=source.unit == "images")
     try:
         of_sample = count_flops(options, source.num_classes, source.size) / source.targets_of_sample
-    except Exception as error:  # a model that can't be computed without content: a run is not to fail for that
+    except Exception as error:  # a model that can't be computed on the meta device: the run must not fail for that
         note(f"the operations of {options.model} could not be counted: {str(error).partition(chr(10))[0]}")
         of_sample = None
     done = None if of_sample is None or rate is None else of_sample * rate
@@ -249,7 +249,7 @@ def work(setup: Setup, rate: float | None, num_devices: int, note: Callable[[str
 
 
 def count_flops(options: Options, num_classes: int, size: int) -> float:
-    """Operations of one sample (an image of `size` pixels a side, a sequence of `size` tokens), forth and back.
+    """Operations of one sample (an image of `size` pixels a side, a sequence of `size` tokens), forward and backward.
 
     They are those of the model: a multiplication and an addition are two, attention counts as if it were not causal,
     and what activation checkpointing computes again counts once (the model FLOPs of arXiv 2204.02311, appendix B).
@@ -272,12 +272,12 @@ def count_flops(options: Options, num_classes: int, size: int) -> float:
 
 
 class Peak(NamedTuple):
-    """Operations of a card, in 10^12 a second, dense.
+    """The peak rates of a card, in 10^12 dense operations a second.
 
     Attributes:
         half: bf16 (before Ampere fp16) by tensor cores.
-        tf32: fp32 by tensor cores; None where they can't.
-        single: fp32 without them.
+        tf32: TF32 by tensor cores; None where they do not have it.
+        single: fp32 without tensor cores.
     """
 
     half: float
@@ -286,8 +286,8 @@ class Peak(NamedTuple):
 
 
 # From NVIDIA's datasheets, and the H100's architecture whitepaper. Those of cards since Ampere give their figures with
-# sparsity, or both: these are the halves without. Of A30, H100 NVL and H200 NVL only bf16 was looked up; TF32 is half
-# of it, and fp32 is still to be held to the datasheet.
+# sparsity, or both: these are without it, half as much. Of A30, H100 NVL and H200 NVL only bf16 was looked up; TF32 is
+# half of it, and fp32 is still to be compared with the datasheet.
 CARDS: dict[str, Peak] = {
     r"(NVIDIA )?A100-(SXM4|PCIE)-(40|80)GB|NVIDIA A100 80GB PCIe": Peak(312, 156, 19.5),  # nvidia-1758950-r4
     r"NVIDIA A30": Peak(165, 82, 10.3),
@@ -308,15 +308,15 @@ CARDS: dict[str, Peak] = {
     r"(Tesla |NVIDIA )V100S-PCIE-32GB": Peak(130, None, 16.4),
     r"(Tesla |NVIDIA )T4": Peak(65, None, 8.1),  # 951643
 }
-"""Names of cards, as torch.cuda.get_device_name tells them, as patterns."""
+"""The peaks of cards, by patterns of their names, as torch.cuda.get_device_name returns them."""
 
 
 def peak_flops(device: torch.device, *, bf16: bool, convolves: bool) -> float | None:
-    """Operations a second of this device; None where they are not known.
+    """The peak operations a second of this device; None where they are not known.
 
     Args:
-        convolves: most of the model is convolutions, which torch allows tensor cores by default, and not products of
-            matrices, which it does not.
+        convolves: whether most of the model is convolutions, for which torch allows TF32 by default, and not products
+            of matrices, for which it does not.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     peak = next((peak for pattern, peak in CARDS.items() if re.fullmatch(pattern, name)), None)
@@ -329,7 +329,7 @@ def peak_flops(device: torch.device, *, bf16: bool, convolves: bool) -> float | 
 
 
 def joules(by_rank: list[float | None], num_targets: int, unit: str) -> dict[str, float | None]:
-    """The energy of all ranks' GPUs, and of one image or token; null where a rank does not know its own."""
+    """The energy of all ranks' GPUs, and per image or token, in joules; None where that of a rank is not known."""
     known = [own for own in by_rank if own is not None]
     total = sum(known) if known and len(known) == len(by_rank) else None
     each = None if total is None or not num_targets else total / num_targets
@@ -337,7 +337,7 @@ def joules(by_rank: list[float | None], num_targets: int, unit: str) -> dict[str
 
 
 def strict_json(values: dict[str, Any]) -> str:
-    """`values` as a file in JSON, which has no NaN: a loss that has become no number is null."""
+    """`values` as the text of a JSON file; NaN and infinity, which JSON does not have, become null."""
     return json.dumps(json.loads(json.dumps(values), parse_constant=lambda _: None), indent=2) + "\n"
 
 
@@ -353,7 +353,7 @@ def write_file(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A context in which a file system that refuses `path` is a user's error; so is a folder of another's by now."""
+    """A context that raises MusterError if `path` can't be written, or another training has taken over its folder."""
     fix = f"make room, raise the quota, or see that the file system is there; {RESUME}, if there is one"
     with explaining(f"{path.name} could not be written", seen=path, fix=fix, code=ExitCode.FAILED):
         if manager.is_lost(path.parent):
@@ -362,16 +362,16 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class Log:
-    """metrics.jsonl: a line an epoch and every so many steps.
+    """metrics.jsonl: a line after each epoch, each checkpoint, and every so many steps.
 
     Args:
-        step: where the run continues; lines of later steps, which a run that was stopped left, are taken out.
+        step: where the run continues; lines of later steps, left by a run that was stopped, are removed.
 
     Attributes:
-        seconds: for how long the run has trained already, by the lines that stay.
+        seconds: how long the run has trained already, by the lines that are kept.
 
     Raises:
-        MusterError: the disk is full, or the folder is gone; each line too.
+        MusterError: the disk is full, or the folder is gone; `write` raises it too.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -380,7 +380,7 @@ class Log:
         kept = []
         with writing(self.path):
             for line in self.path.read_text(errors="replace").splitlines() if self.path.is_file() else []:
-                # Not the last line of a run that was killed while it wrote, nor what is none of ours.
+                # Leaves out a last line that was cut off when a run was killed, and lines that are not ours.
                 with suppress(ArithmeticError, ValueError, KeyError, TypeError, RecursionError):
                     record = json.loads(line)
                     if record["step"] <= step:

@@ -1,7 +1,7 @@
-"""Where a run's numbers go besides its own files: `--track`. Each kind is a class over an optional package.
+"""Trackers (`--track`), which get a run's metrics besides its own files. Each is a class over an optional package.
 
-One rank of a job writes, so that a job is one run there; a run that is resumed goes on in the same. What goes wrong
-there while the run trains is said once, and training goes on: the run's own files have all of it.
+One rank of a job writes, so that a job is one run of the tracker; a resumed run continues the same one. What goes wrong
+in a tracker during training is reported once, and training goes on: the run's own files have all metrics.
 """
 
 import json
@@ -23,8 +23,8 @@ class TensorBoard:
     """Event files in the run's folder. `tensorboard --logdir runs` shows all runs.
 
     Args:
-        step: where the run goes on; what was written of later steps is taken out of the curves.
-        settings: what the run is made with.
+        step: where the run continues; later steps that were written before are removed from the curves.
+        settings: the options of the run.
     """
 
     def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
@@ -45,15 +45,15 @@ class TensorBoard:
 class WandB:
     """Weights & Biases, offline by default: `wandb sync runs/NAME/wandb/offline-*` sends the run later.
 
-    WANDB_MODE, WANDB_PROJECT and its other variables mean what they do elsewhere. Neither the code nor what git knows
-    of it is taken along.
+    WANDB_MODE, WANDB_PROJECT and its other variables have their usual meaning. Neither the code nor its state in git is
+    recorded.
     """
 
     def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
         import wandb
 
         known = folder / "wandb.id"
-        # A run that is resumed is the same one; what failed before its first checkpoint is another.
+        # A resumed run keeps its id; one that failed before its first checkpoint gets a new one.
         run_id = (text_of(known).strip() if step else "") or uuid.uuid4().hex[:8]
         write_text(known, run_id)
         self.run = wandb.init(
@@ -66,7 +66,7 @@ class WandB:
             resume="allow",
             settings=wandb.Settings(console="off", silent=True, disable_code=True, disable_git=True),
         )
-        # By the step of the optimizer, which may go back where a run is resumed; wandb's own count may not.
+        # Plotted by the optimizer's step, which may go back when a run is resumed; wandb's own count may not.
         self.run.define_metric("*", step_metric="step")
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -74,7 +74,7 @@ class WandB:
 
     def close(self, code: int) -> None:
         if code == ExitCode.PREEMPTED:
-            self.run.mark_preempting()  # which makes the code no failure
+            self.run.mark_preempting()  # so that the exit code does not count as a failure
         self.run.finish(exit_code=code)
 
 
@@ -85,9 +85,9 @@ class MLflow:
     """
 
     def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
-        # MLflow 3 has to know that files are meant; a database is no good on the file systems of clusters.
+        # MLflow 3 has to be told to use files; a database does not work well on the file systems of clusters.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        # By its own defaults a server that does not answer holds training so long that it counts as a hang.
+        # By its own defaults a server that does not answer blocks training so long that it counts as a hang.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")
         from mlflow import MlflowClient, MlflowException
@@ -143,10 +143,10 @@ def _not_installed(kind: str, reason: object) -> MusterError:
 def open_tracker(
     kind: str, folder: Path, step: int, settings: Mapping[str, Any], note: Callable[[str], None]
 ) -> "Tracker":
-    """The tracker of the run in `folder`, which goes on at `step`; to be called on one rank.
+    """Opens the tracker of the run in `folder`, which continues at `step`.
 
     Args:
-        kind: as `--track` has it; none on the other ranks.
+        kind: the value of `--track` on the rank that writes; "none" on the others.
 
     Raises:
         MusterError: its package is not installed, or it can't be opened.
@@ -173,7 +173,7 @@ class Tracker:
         self.note = note
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Adds a line of metrics.jsonl."""
+        """Sends the numbers in a line of metrics.jsonl."""
         if self.target is not None:
             try:
                 self.target.write(record["step"], numbers_of(record, f"{record['kind']}/"))
@@ -195,7 +195,7 @@ class Tracker:
 
 
 def numbers_of(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The finite numbers in `record` and in what it holds, by their names; without its step."""
+    """The finite numbers in `record` and in the mappings within it, by their names; without its step."""
     numbers: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
