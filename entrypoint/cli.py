@@ -21,7 +21,7 @@ import typer
 from muster import interruption
 from muster.arguments import command, from_argv, normalise, to_argv, with_homes
 from muster.check.options import BenchOptions, DoctorOptions
-from muster.config import IN_ONE_PROCESS, STRATEGIES, WHICH, ConfigFile, Options, check as check_combination, check_here
+from muster.config import GUIDE, IN_ONE_PROCESS, STRATEGIES, ConfigFile, Options, check as check_combination, check_here
 from muster.config_file import config_of, with_file
 from muster.entrypoint import environment, show
 from muster.entrypoint.detect import resolve
@@ -89,7 +89,7 @@ def train() -> None:
     strategy, plain = next(iter(typed), ""), None
     if strategy in STRATEGIES:
         # A file that is missing here may exist on other nodes: so each process reports that it is missing.
-        refused = _refused_alike() if _is_here(config_of(typed)) else nullcontext()
+        refused = _printed_once() if _config_exists(config_of(typed)) else nullcontext()
         with interruption.command(f"train {strategy}", "--debug" in typed), refused:
             argv = with_file(typed)
         plain = from_argv(argv[1:], LaunchOptions, Options, ConfigFile)
@@ -102,7 +102,7 @@ def train() -> None:
 
 def _train(strategy: str, options: LaunchOptions, training: Options, _: ConfigFile) -> None:
     """Replaces this process by the launch of a training."""
-    with _refused_alike():
+    with _printed_once():
         check_combination(strategy, training)
     program = Program("module", ("muster.train", strategy, *to_argv(training)), is_ours=True)
     check = partial(check_here, training.model, training.data)
@@ -113,7 +113,7 @@ def _trainings(act: Callable[[str, LaunchOptions, Options, ConfigFile], None] = 
     """The subcommands of `train`; `act` is called with the strategy and the options of a training."""
     app = typer.Typer(
         help="Train PyTorch models, on this machine or in the job that this is part of.",
-        epilog=WHICH,
+        epilog=GUIDE,
         context_settings=SETTINGS,
         no_args_is_help=True,
     )
@@ -137,7 +137,7 @@ def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
         MusterError: it would do nothing in a job of `num_nodes` at `site`, or can't run in one.
     """
     typed = normalise(words[1:])
-    is_here = _is_here(config_of(typed))
+    is_here = _config_exists(config_of(typed))
 
     def check(strategy: str, launch: LaunchOptions, training: Options, _: ConfigFile) -> None:
         _check_nodes(launch, words, site, num_nodes)
@@ -185,7 +185,7 @@ def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, num_nod
         )
 
 
-def _is_here(config: str | None) -> bool:
+def _config_exists(config: str | None) -> bool:
     """Whether the file of options `config` is on this host, or none is given; a job's may be on its nodes alone."""
     return config is None or os.path.exists(os.path.expanduser(config))
 
@@ -455,14 +455,14 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
             parser.main(args=argv, prog_name=name, standalone_mode=False)
         except USAGE_ERROR as error:
             if str(error):
-                with _refused_alike():
+                with _printed_once():
                     raise _usage(error, [name, *(argv if typed is None else typed)], path) from None
             # Without a message the command was given alone, and its help has been shown.
             sys.exit(2)
 
 
 @contextmanager
-def _refused_alike() -> Generator[None]:
+def _printed_once() -> Generator[None]:
     """A context in which all processes of a launch refuse the same command line, and only rank 0 prints the error."""
     try:
         yield

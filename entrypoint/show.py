@@ -22,7 +22,7 @@ FIELDS = (
     "nproc_per_node", "mode", "master_addr", "master_port", "rdzv_id", "interface",
 )  # fmt: skip
 
-MOST_CELL_TEXT = 400
+MAX_CELL_TEXT = 400
 
 
 def _found(context: "Context") -> tuple[dict[str, Any], dict[str, str]]:
@@ -84,7 +84,7 @@ def _brief(value: Any) -> str:
 
 def _short(text: str) -> str:
     # A list of hosts may have 100,000 characters: drawing them as a table takes seconds, and shows nothing.
-    return one_line(text if len(text) <= MOST_CELL_TEXT else f"{text[:MOST_CELL_TEXT]}...")
+    return one_line(text if len(text) <= MAX_CELL_TEXT else f"{text[:MAX_CELL_TEXT]}...")
 
 
 def script(launch: Launch) -> str:

@@ -30,7 +30,7 @@ def values(root: Path = ROOT, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
         "revision": image.get("revision"),
         "lock_sha256": image.get("lock_sha256"),
         **_loaded(timeout_s),
-        "driver": {"version": found.version, "cuda": driver.written(found.cuda) if found.cuda else None}
+        "driver": {"version": found.version, "cuda": driver.version_text(found.cuda) if found.cuda else None}
         if found.version or found.cuda
         else None,
     }

@@ -32,7 +32,7 @@ SOURCES = {
 
 OF_TOKENS = ("tokens", "synthetic")
 
-MOST = 10**9
+MAX = 10**9
 """The largest number of tokens, classes, samples, MiB, steps or seconds: far larger ones overflow."""
 
 STRATEGIES = {
@@ -183,14 +183,14 @@ class Options:
     image_size: Annotated[
         int | None, _data(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", min=8, max=100_000)
     ] = None
-    seq_len: Annotated[int | None, _data(help="Tokens of a sequence. Default: the model's.", min=2, max=MOST)] = None
+    seq_len: Annotated[int | None, _data(help="Tokens of a sequence. Default: the model's.", min=2, max=MAX)] = None
     vocab_size: Annotated[
         int | None,
-        _data(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", min=2, max=MOST),
+        _data(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", min=2, max=MAX),
     ] = None
-    num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2, max=MOST)] = 1000
+    num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2, max=MAX)] = 1000
     num_samples: Annotated[
-        int, _data(help="Training samples of the synthetic and fake data; a tenth more validates.", min=1, max=MOST)
+        int, _data(help="Training samples of the synthetic and fake data; a tenth more validates.", min=1, max=MAX)
     ] = 1280
     train_num_workers: Annotated[
         int | None,
@@ -226,7 +226,7 @@ class Options:
         Literal["none", "linear", "sqrt"],
         _training(help="How the learning rate grows with the number of micro-batches in a step."),
     ] = "none"
-    warmup_steps: Annotated[int, _training(help="Steps up to the full learning rate.", min=0, max=MOST)] = 20
+    warmup_steps: Annotated[int, _training(help="Steps up to the full learning rate.", min=0, max=MAX)] = 20
     lr_schedule: Annotated[
         Literal["constant", "cosine"],
         _training(help="The learning rate after warm-up: constant, or half a cosine down to --lr-end."),
@@ -251,7 +251,7 @@ class Options:
     powersgd_start: Annotated[int | None, _ddp(help="Steps of plain averages. Default: --warmup-steps.", min=0)] = None
     zero1: Annotated[bool, _ddp(help="Split the optimizer state over the ranks.")] = False
     bucket_mb: Annotated[
-        int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1, max=MOST)
+        int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1, max=MAX)
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Batch normalisation over all ranks, on GPUs.")] = False
 
@@ -358,7 +358,7 @@ class Options:
             help="Seconds in which a rank may stand still; then all write their stacks, and the run ends. 0: for ever. "
             "Default: 4/5 of --timeout-s, and 60 at least.",
             min=0,
-            max=MOST,
+            max=MAX,
         ),
     ] = None
     silence_timeout: Annotated[
@@ -367,7 +367,7 @@ class Options:
             help="Seconds in which a rank may give no sign of life, as it is stopped, or storage stands still. "
             "Default: 300.",
             min=10,
-            max=MOST,
+            max=MAX,
         ),
     ] = None
 
@@ -407,10 +407,10 @@ class ConfigFile:
 SECTIONS: dict[str, str] = {field.name: get_args(field.type)[1].rich_help_panel.lower() for field in fields(Options)}
 """The section of config.toml in which each option stands: a heading of the help text, or the option's strategy."""
 
-OF_STRATEGY = tuple(name for name in STRATEGIES if name in SECTIONS.values())
+WITH_OPTIONS = tuple(name for name in STRATEGIES if name in SECTIONS.values())
 """The strategies that have options of their own, which no other strategy takes."""
 
-WHICH = """\
+GUIDE = """\
 Which one?  nodes  GPUs a node  when
 single      1      1            as the reference for the others
 dp          1      some         to compare with ddp, only
@@ -424,7 +424,7 @@ pipeline    any    any          gpt-...: many nodes on a slow network
 
 def check(strategy: str, options: Options) -> None:
     """Raises MusterError where `options` contradict each other or the strategy, on any number of ranks."""
-    for other in OF_STRATEGY:
+    for other in WITH_OPTIONS:
         flags = typed(options, *(name for name, section in SECTIONS.items() if section == other))
         if flags and strategy != other:
             wrong = f"the strategy {strategy} has no option {flags.partition('=')[0]}"

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from muster.arguments import base_of, is_allowed, limits_of, to_argv, with_home
-from muster.config import OF_STRATEGY, SECTIONS, STRATEGIES, Options
+from muster.config import SECTIONS, STRATEGIES, WITH_OPTIONS, Options
 from muster.errors import MusterError, explaining
-from muster.hints import MEANT
+from muster.hints import ALIASES
 from muster.paths import check_regular
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """The largest size of a file of options; a run's own has about 1,500 bytes."""
 
 
@@ -76,7 +76,7 @@ def read(path: str, strategy: str) -> Options:
                 raise MusterError(
                     f"{name} takes {expected}", seen=_line(path, section, name, value), fix=f"{name} = {expected}"
                 )
-            if section in OF_STRATEGY and section != strategy and value != getattr(Options, name):
+            if section in WITH_OPTIONS and section != strategy and value != getattr(Options, name):
                 raise MusterError(
                     f"the strategy {strategy} has no option {name}",
                     seen=_line(path, section, name, value),
@@ -98,8 +98,8 @@ def load(path: str) -> dict[str, Any]:
         fix = f"--config {os.path.join(path, 'config.toml')}"
     with explaining("the file of options can't be read", seen=seen, fix=fix):
         check_regular(file)
-        if file.stat().st_size > MOST_BYTES:
-            wrong = f"the file is larger than any file of options: more than {MOST_BYTES} bytes"
+        if file.stat().st_size > MAX_BYTES:
+            wrong = f"the file is larger than any file of options: more than {MAX_BYTES} bytes"
             raise MusterError(wrong, seen=seen, fix=fix)
         content = file.read_bytes()
     # Here and not above: most launches read no file.
@@ -143,7 +143,7 @@ def _check_section(path: str, section: str, table: Any) -> None:
 def _unknown(path: str, section: str, name: str) -> MusterError:
     """The error for an option that does not exist, or not in this section."""
     word = name.replace("-", "_").lower()
-    meant = MEANT.get(f"--{word.replace('_', '-')}", "").partition(" ")[0].lstrip("-").replace("-", "_")
+    meant = ALIASES.get(f"--{word.replace('_', '-')}", "").partition(" ")[0].lstrip("-").replace("-", "_")
     near = [each for each in (word, meant) if each in SECTIONS] or difflib.get_close_matches(word, SECTIONS, n=1)
     if near:
         fix = f"{near[0]}, in the section [{SECTIONS[near[0]]}]"
@@ -174,22 +174,22 @@ def _expected(kind: Any, info: Any) -> str:
     return f"{words} {limits_of(info)}".rstrip()
 
 
-ONE_RUNS_OWN = ("name", "resume")
+NOT_SAVED = ("name", "resume")
 """Options that a run's config.toml leaves out, so that it starts another run: in a new folder, from the beginning."""
 
 
 def to_toml(strategy: str, options: Options) -> str:
     """`options` as the text of a TOML file with which `--config` starts the same training again.
 
-    Options that are None are left out, and so are the options of other strategies and those of `ONE_RUNS_OWN`.
+    Options that are None are left out, and so are the options of other strategies and those of `NOT_SAVED`.
 
     Source: https://toml.io/en/v1.0.0
     """
     tables: dict[str, dict[str, Any]] = {}
     for name, section in SECTIONS.items():
         value = getattr(options, name)
-        of_another = section in OF_STRATEGY and section != strategy
-        if value is not None and not of_another and name not in ONE_RUNS_OWN:
+        of_another = section in WITH_OPTIONS and section != strategy
+        if value is not None and not of_another and name not in NOT_SAVED:
             tables.setdefault(section, {})[name] = value
     lines = [f"strategy = {toml_value(strategy)}"]
     for section, values in tables.items():

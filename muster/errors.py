@@ -25,7 +25,7 @@ RESUME = "--resume goes on from the last checkpoint"
 """The advice for a run whose processes were ended from outside."""
 
 
-MOST_TEXT = 1000
+MAX_TEXT = 1000
 """The most characters that are shown of `wrong`, and of `seen`: a variable may have 100,000."""
 
 
@@ -48,12 +48,12 @@ class MusterError(Exception):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The fields from which another process makes the error again; texts are cut after MOST_TEXT + 1 characters."""
+        """The fields from which another process makes the error again; texts are cut after MAX_TEXT + 1 characters."""
         texts = {"wrong": self.wrong, "seen": self.seen, "fix": self.fix}
-        return {name: text[: MOST_TEXT + 1] for name, text in texts.items()} | {"code": int(self.code)}
+        return {name: text[: MAX_TEXT + 1] for name, text in texts.items()} | {"code": int(self.code)}
 
     def __str__(self) -> str:
-        wrong, seen = (text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..." for text in (self.wrong, self.seen))
+        wrong, seen = (text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..." for text in (self.wrong, self.seen))
         return f"error: {one_line(wrong)}\n seen: {one_line(seen)}\n  fix: {one_line(self.fix)}"
 
 

@@ -7,7 +7,7 @@ from typing import Any, get_args
 from muster.arguments import limits_of
 from muster.config import SECTIONS
 
-_OURS = {
+_SYNONYMS = {
     "--accumulate": "--accum --grad-accum --gradient-accumulation",
     "--batch-size": "--batchsize --bs",
     "--bf16": "--amp --fp16 --half --mixed-precision",
@@ -32,7 +32,7 @@ _OURS = {
     "--warmup-steps": "--warmup",
     "--weight-decay": "--wd",
 }
-MEANT = {theirs: ours for ours, names in _OURS.items() for theirs in names.split()}
+ALIASES = {theirs: ours for ours, names in _SYNONYMS.items() for theirs in names.split()}
 """Our option for each name by which other programs call it."""
 
 _VALIDATED = "each epoch ends with a validation; a run's accuracy is in its summary.json"
@@ -42,7 +42,7 @@ ABSENT = {
 }
 """Options that people expect of `train` and that it does not have, with what to use in their place."""
 
-LEAST_ALIKE = 0.75
+MIN_SIMILARITY = 0.75
 """The least similarity (difflib's ratio) of a misspelt name and a suggestion: "--gpus" is no misspelt "--fused"."""
 
 
@@ -50,19 +50,19 @@ def of_option(asked: str, parameters: Sequence[Any], path: str, typed: Sequence[
     """The fix to show for the words `typed`, in which the command `path` has the unknown option `asked`."""
     known = {name for each in parameters for name in (*each.opts, *each.secondary_opts)}
     word = f"--{asked.lstrip('-')}".replace("_", "-").lower()
-    meant = MEANT.get(word, "")
+    meant = ALIASES.get(word, "")
     if meant.partition(" ")[0] in known:
         return f"{path} {meant}"
     if word in ABSENT and path.startswith("train"):
         return ABSENT[word]
     if word.startswith("--no-") and f"--{word[5:]}" in known:
         return f"{path}, without {asked}"
-    if near := difflib.get_close_matches(word, known, n=1, cutoff=LEAST_ALIKE):
+    if near := difflib.get_close_matches(word, known, n=1, cutoff=MIN_SIMILARITY):
         return f"{path} {near[0]}"
     if path == "train":
         return f"a strategy comes first, as in train ddp {asked}; train --help lists what there is"
     # True where the option belongs to the job's command, whose -- is missing, and not to the scheduler.
-    is_commands = word in _OURS or word[2:].replace("-", "_") in SECTIONS or {"train", "muster"} & set(typed[1:])
+    is_commands = word in _SYNONYMS or word[2:].replace("-", "_") in SECTIONS or {"train", "muster"} & set(typed[1:])
     if path == "muster job" and "list" not in typed and is_commands:
         return f"-- comes before the job's command, as in muster job SITE -- train ddp {asked}; or muster job --help"
     return f"{path} --help lists what there is"

@@ -34,7 +34,7 @@ def has_one(interfaces: Collection[str], names: str) -> bool:
     return any(each.startswith(name) for each in interfaces for name in names.split(",") if name)
 
 
-def towards(host: str) -> str:
+def source_address(host: str) -> str:
     """The source address that the routing table gives packets to `host`; empty where there is none."""
     try:
         family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 NONE = "-"
 """The text for an unknown value."""
 
-MOST_LISTED = 4
+MAX_LISTED = 4
 """The number of names that are listed before the rest is only counted."""
 
 
@@ -32,7 +32,7 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}{ending}"
 
 
-def listed(values: Iterable[object], most: int = MOST_LISTED, between: str = ", ") -> str:
+def listed(values: Iterable[object], most: int = MAX_LISTED, between: str = ", ") -> str:
     """The distinct `values` in a few words: "a, b, c, d and 5 more"; None and empty ones are left out."""
     names = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     # One too many is shown as it is: to say "and 1 more" takes as much room.

@@ -179,7 +179,7 @@ def test_list_names_every_case_and_its_bounds() -> None:
 
 
 def test_a_part_ends_in_its_time_and_names_what_was_not_tried(tmp_path: Path) -> None:
-    settings = "runner.PART_S, runner.LEAST_S = 3, 1"
+    settings = "runner.PART_S, runner.MIN_S = 3, 1"
     code, found, _ = run_made_up(
         tmp_path, "'long', 'time.sleep(60)', 40", "'late', 'report(error=0.0)'", settings=settings
     )

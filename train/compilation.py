@@ -66,10 +66,10 @@ def compile_model(model: nn.Module, options: Options) -> None:
     for part in blocks_of(model) if is_sharded or isinstance(model, GPT) else [model]:
         part.forward = compiled(part.forward, options)  # not part.compile(), which would compile the hooks too
     if isinstance(model, GPT) and model.embed is not None:
-        model.embed.register_forward_hook(arrived)
+        model.embed.register_forward_hook(complete_embedding)
 
 
-def arrived(module: nn.Module, inputs: Any, outputs: torch.Tensor) -> torch.Tensor | None:
+def complete_embedding(module: nn.Module, inputs: Any, outputs: torch.Tensor) -> torch.Tensor | None:
     """Forward hook of the embedding that completes the tensor which tp sends between ranks, where it is still pending.
 
     torch 2.15 compiles a pending tensor (AsyncCollectiveTensor) as a type of its own, and gives its gradient another.

@@ -31,7 +31,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
     if source.name in ("", ".."):  # `train export .`: the real name shows what the folder is
         source = Path(os.path.realpath(source))
     with explaining("the run can't be read", seen=source, fix="its owner may open it: chmod -R go+rX FOLDER"):
-        if manager.is_one(source):
+        if manager.names_checkpoint(source):
             path, state, home = source, manager.load(source), source.parent
         else:
             home = source if source.name != "checkpoints" or manager.saved(source) else source.parent

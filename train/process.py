@@ -27,7 +27,7 @@ from muster.variables import LaunchVariable, RankReport
 
 DEBUG = bool(os.environ.get("MUSTER_DEBUG"))
 
-OF_A_HOST = ("--data=", "--resume=", "--runs-dir=", "--train-num-workers=", "--valid-num-workers=")
+PER_HOST_OPTIONS = ("--data=", "--resume=", "--runs-dir=", "--train-num-workers=", "--valid-num-workers=")
 """Options that may differ between hosts: numbers of workers, which depend on the cores, and paths, as of local data."""
 
 
@@ -143,7 +143,7 @@ def check_same_start(world: World, strategy: str, options: Options) -> None:
         MusterError: the rank that came first has another image, another torch or other options than this one.
     """
     here = [f"image {image() or 'none'}", f"torch {torch.__version__.partition('+')[0]}", strategy]
-    here += [word for word in to_argv(options) if not word.startswith(OF_A_HOST)]
+    here += [word for word in to_argv(options) if not word.startswith(PER_HOST_OPTIONS)]
     there = json.loads(world.store.compare_set("options", "", json.dumps(here)))
     if here != there:
         others = " ".join(word for word in there if word not in here) or "the default"

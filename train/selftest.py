@@ -138,7 +138,7 @@ def run_ranks(argv: Sequence[str], num_ranks: int, output: Path) -> None:
     resource_tracker.ensure_running()  # not within `held`, as its start unblocks signals
     # A Ctrl-C that comes now reaches the ranks once they have a handler for it.
     with interruption.held():
-        ranks = start_processes(become, arguments, nprocs=num_ranks, join=False, start_method="forkserver")
+        ranks = start_processes(run_rank, arguments, nprocs=num_ranks, join=False, start_method="forkserver")
     assert ranks is not None
     try:
         while not ranks.join(grace_period=GRACE_S):
@@ -151,7 +151,7 @@ def run_ranks(argv: Sequence[str], num_ranks: int, output: Path) -> None:
         raise MusterError(f"it failed: {first.strip()}", seen=seen, fix="run it alone", code=ExitCode.FAILED) from error
 
 
-def become(rank: int, argv: list[str], num_ranks: int, port: int, output: str) -> None:
+def run_rank(rank: int, argv: list[str], num_ranks: int, port: int, output: str) -> None:
     """Makes this process a rank of the trainer."""
     file = os.open(f"{output}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     for stream in (1, 2):
@@ -176,7 +176,7 @@ def launch(case: Case, steps: str, folder: Path) -> dict[str, Any]:
     return manager.load_newest(run)[1]
 
 
-def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+def relative_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     """The norm of the difference of two sets of tensors, relative to the norm of `one`."""
     mine, theirs = (torch.cat([values[name].double().flatten() for name in sorted(values)]) for values in (one, other))
     return ((mine - theirs).norm() / mine.norm()).item()
@@ -190,7 +190,7 @@ def compare(case: Case, singles: Mapping[str, Any], folder: Path, limit: float =
     try:
         for steps, single in singles.items():
             found = launch(case, steps, folder)
-            row[steps] = apart(single["model"], found["model"])
+            row[steps] = relative_difference(single["model"], found["model"])
             loss, its = (state["progress"]["history"][-1]["valid_loss"] for state in (single, found))
             # numpy's maximum of NaN and a number is NaN, which fails.
             row["loss"] = float(np.maximum(row["loss"] or 0.0, abs(loss - its) / loss))

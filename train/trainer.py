@@ -132,7 +132,7 @@ class Trainer:
         """Spreads the model over the ranks, and builds its optimizer."""
         options = self.options
         self.model = self.strategy.wrap(self.model, self.precision)
-        optimizer = self.strategy.divide(optim.build(options, self.model, fused=self.precision.fused))
+        optimizer = self.strategy.shard_optimizer(optim.build(options, self.model, fused=self.precision.fused))
         inner = self.strategy.unwrap(self.model)
         compilation.compile_model(inner, options)
         self.trained = TrainState(model=inner, optimizer=optimizer)
@@ -242,7 +242,7 @@ class Trainer:
         self.gradients.autocast = self.precision.autocast(world.device)
         self.gradients.smoothing = options.label_smoothing
         compilation.compile_loss(self.gradients, options)
-        self.num_steps, self.lr_ahead, self.lr_start = extent(options, progress, self.sampler)
+        self.num_steps, self.lr_ahead, self.lr_start = plan_steps(options, progress, self.sampler)
         if options.max_steps is not None and self.num_steps < options.max_steps:
             ends = f"--epochs={options.epochs} ends this run after {plural(self.num_steps, 'step')}"
             self.display.note(f"{ends}, before --max-steps={options.max_steps}")
@@ -602,7 +602,7 @@ class ProgressSync:
         return rest
 
 
-def extent(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int, float]:
+def plan_steps(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int, float]:
     """The number of steps of the run, by how many its cosine is ahead of them, and the step at which the cosine begins.
 
     A run that is continued with another number of ranks has made steps of another size. Its cosine follows the samples

@@ -65,7 +65,7 @@ PROBE_TIMEOUT_S = 40.0
 TERM_GRACE_S = 5.0
 PART_S = 525.0
 """Seconds for all cases of a part on a GPU. With the probe, and the end of a last case that hangs: nine minutes."""
-LEAST_S = 5.0
+MIN_S = 5.0
 """A case is not begun with less time than this."""
 CPU_PATIENCE = 5
 """How many times longer a case may take on a CPU."""
@@ -175,7 +175,7 @@ def run_case(case: Case, device: str, out: Path, env: Mapping[str, str], spent_s
     limit_s = min(case.timeout_s * patience, max(0.0, round(PART_S * patience - spent_s, 1)))
     outcome = Outcome(name=case.name, part=case.part, verdict=FAIL, timeout_s=limit_s)
     outcome.bounds = {name: str(bound) for name, bound in case.bounds(device).items()}
-    if limit_s < min(LEAST_S, case.timeout_s):
+    if limit_s < min(MIN_S, case.timeout_s):
         outcome.reason = f"the time of part {case.part} is used up: try it with --only={case.name}"
         return outcome
     log, shared = out / "logs" / f"{case.name}.log", out / "shared"

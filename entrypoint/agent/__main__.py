@@ -78,7 +78,7 @@ def main(argv: list[str], folder: str) -> int:
     if arguments.tee == arguments.redirects == "0":
         arguments.log_dir = arguments.log_dir or folder  # torch would make a folder that stays
     address, port = rendezvous.endpoint_of(arguments)
-    status, failures, error = Warned(), None, None
+    status, failures, error = SignalHandlingStatus(), None, None
     try:
         status.take_over(arguments)
         if rendezvous.joins_other_store(arguments):
@@ -108,7 +108,7 @@ def main(argv: list[str], folder: str) -> int:
     return report(failures, status) if failures else ExitCode.DONE
 
 
-class Warned(Status):
+class SignalHandlingStatus(Status):
     """The status of a node that handles a scheduler's warnings, and Ctrl-C; `warning` is the signal's name."""
 
     def take_over(self, arguments: argparse.Namespace) -> None:

@@ -32,7 +32,7 @@ from torch.distributed.run import config_from_args  # pyright: ignore[reportUnkn
 from muster import interruption
 from muster.entrypoint.agent import nodes, rendezvous
 from muster.entrypoint.agent.failures import cause_of, first_of, is_ours, is_training, not_started
-from muster.entrypoint.rendezvous.network import within
+from muster.entrypoint.rendezvous.network import call_within
 from muster.errors import ExitCode, MusterError, notify
 from muster.processes import how_ended
 from muster.units import plural
@@ -51,7 +51,7 @@ LEFT = "muster/left"
 BRIEF_S = 30.0
 """Seconds: a program that ends sooner does not train, but shows hosts or devices, for example."""
 
-TIE = """
+STARTER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != int(sys.argv[1]):  # the agent ended before that
@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace, status: Status) -> dict[int, ProcessFailu
         program, words = run_in_place, [arguments.module, arguments.training_script, *arguments.training_script_args]
     elif not is_ours():
         # Programs that are not ours don't notice the death of their agent.
-        words = ["-I", "-S", "-c", TIE, str(os.getpid()), program, *words]
+        words = ["-I", "-S", "-c", STARTER, str(os.getpid()), program, *words]
         program = sys.executable
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle
     # Fields that only some versions of torch have are passed on by name.
@@ -221,7 +221,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()  # torch's methods are not fully typed
         self._before_start(worker_group)
-        # Ctrl-C reaches our own programs once they have a handler for it, other programs when TIE starts them.
+        # Ctrl-C reaches our own programs once they have a handler for it, other programs when STARTER starts them.
         is_held = is_ours() or worker_group.spec.entrypoint is not run_in_place
         with interruption.held() if is_held else nullcontext():
             self._status.is_starting = True
@@ -258,7 +258,7 @@ class Agent(LocalElasticAgent):
     def _assign_worker_ranks(self, *place: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()
         # In another thread: while torch waits for other nodes by the store, this thread could not handle signals.
-        return within(FOR_EVER_S, lambda: torchs._assign_worker_ranks(*place))
+        return call_within(FOR_EVER_S, lambda: torchs._assign_worker_ranks(*place))
 
     def _monitor_workers(self, worker_group: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()
@@ -343,7 +343,7 @@ class Agent(LocalElasticAgent):
             store, host = PrefixStore("muster", group.store.underlying_store), socket.gethostname()
             wrong = f"it {how_ended(failures[rank].exitcode)}"
             with suppress(TimeoutError, RuntimeError):  # the store is gone
-                within(BRIEFLY_S, lambda: nodes.publish(store, group, rank, host, ExitCode.FAILED, wrong))
+                call_within(BRIEFLY_S, lambda: nodes.publish(store, group, rank, host, ExitCode.FAILED, wrong))
         return True
 
     def _before_start(self, group: Any) -> None:
@@ -388,16 +388,16 @@ class Agent(LocalElasticAgent):
 
 def end_groups(leaders: Iterable[int]) -> None:
     """Ends the processes that the workers `leaders` have started and left: each worker leads a process group."""
-    left = [leader for leader in leaders if reaches(leader, signal.SIGTERM)]
+    left = [leader for leader in leaders if signal_group(leader, signal.SIGTERM)]
     end = time.monotonic() + GROUP_S
     while left and time.monotonic() < end:
         time.sleep(LEAVE_POLL_S)
-        left = [leader for leader in left if reaches(leader, 0)]
+        left = [leader for leader in left if signal_group(leader, 0)]
     for leader in left:
-        reaches(leader, signal.SIGKILL)
+        signal_group(leader, signal.SIGKILL)
 
 
-def reaches(group: int, number: int) -> bool:
+def signal_group(group: int, number: int) -> bool:
     """Sends the signal `number` (0: none) to a process group; returns whether the group has a process."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)
@@ -449,4 +449,4 @@ def warn_if_no_group(group: Any) -> None:
 def try_briefly(ask: Callable[[], None]) -> None:
     """Calls `ask`, which uses a store that may be gone, for BRIEFLY_S seconds at most; ignores its errors."""
     with suppress(Exception):
-        within(BRIEFLY_S, ask)
+        call_within(BRIEFLY_S, ask)

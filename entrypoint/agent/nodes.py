@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from muster.entrypoint.agent.failures import cause_of, is_ours
-from muster.entrypoint.rendezvous.network import within
+from muster.entrypoint.rendezvous.network import call_within
 from muster.errors import ExitCode
 from muster.processes import how_ended
 
@@ -68,7 +68,7 @@ class Nodes:
         while not self.reason and not self._has_left and 2 * missed < DEAD_BEATS:
             missed += 1
             try:
-                within(BEAT_S, self._beat)
+                call_within(BEAT_S, self._beat)
                 missed = 0
             except dist.DistNetworkError:  # the store has closed, and does not come back
                 break
@@ -100,7 +100,7 @@ class Nodes:
         """Ends this node's heartbeat, and tells the others, so that they do not take it for dead."""
         self._has_left = True
         with suppress(TimeoutError, RuntimeError):  # the store is gone
-            within(STORE_S, lambda: self._store.set(f"node/{self._group.group_rank}", ""))
+            call_within(STORE_S, lambda: self._store.set(f"node/{self._group.group_rank}", ""))
 
     def _end_workers(self, number: signal.Signals) -> None:
         for pid, code in self._agent.processes().values():
@@ -150,7 +150,7 @@ class Nodes:
         self._must_wait = True
         # RuntimeError: the store has closed. TimeoutError: its node is gone, so that it does not answer.
         with suppress(TimeoutError, RuntimeError):
-            first = within(STORE_S, tell)
+            first = call_within(STORE_S, tell)
             if json.loads(first)["rank"] not in {worker.global_rank for worker in self._group.workers}:
                 return why(first)
         return ""
@@ -163,7 +163,7 @@ class Nodes:
         others = [f"left/{other}" for other in range(self._group.workers[0].world_size) if other not in own]
         # RuntimeError: another rank has not left in time.
         with suppress(TimeoutError, RuntimeError):
-            within(LEAVE_S + STORE_S, lambda: self._store.wait(others, timedelta(seconds=LEAVE_S)))
+            call_within(LEAVE_S + STORE_S, lambda: self._store.wait(others, timedelta(seconds=LEAVE_S)))
 
 
 def publish(store: Any, group: Any, rank: int, host: str, code: int, wrong: str) -> bytes:

@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from muster.entrypoint.rendezvous.network import REFUSED_TIMEOUT_S, within
+from muster.entrypoint.rendezvous.network import REFUSED_TIMEOUT_S, call_within
 from muster.errors import MusterError, notify_if_slow, one_line
 from muster.variables import LaunchVariable
 
@@ -74,9 +74,9 @@ def create(parameters: rendezvous.RendezvousParameters) -> rendezvous.Rendezvous
         return StaticNodes(*where, rank, parameters.max_nodes, parameters.run_id, int(parameters.get("timeout", 600)))
     # torch's own time limit ends this first. In another thread, so that this one can handle signals meanwhile.
     limit_s = int(parameters.get("read_timeout", 60)) + STORE_S
-    _, store = within(limit_s, lambda: create_backend(parameters))
+    _, store = call_within(limit_s, lambda: create_backend(parameters))
     # A client makes one request at a time: while the agent waits for a key, its keep-alive would come too late.
-    _, for_records = within(limit_s, lambda: create_backend(parameters))
+    _, for_records = call_within(limit_s, lambda: create_backend(parameters))
     return create_handler(store, Backend(for_records, parameters.run_id), parameters)
 
 
@@ -101,8 +101,8 @@ class StaticNodes(StaticTCPRendezvous):
 
         Raises:
             OSError: the port is taken.
-            MusterError: another process has come as this node, or a node can't take part: see `call`.
-            TimeoutError: some nodes did not come in time: see `call`.
+            MusterError: another process has come as this node, or a node can't take part: see `wait_for_all`.
+            TimeoutError: some nodes did not come in time: see `wait_for_all`.
         """
         torchs: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
         if self.world_size == 1:
@@ -112,16 +112,17 @@ class StaticNodes(StaticTCPRendezvous):
             where = (LOOPBACK_ADDRESS, self.master_port)
             self._store = torchs(*where, is_master=True, multi_tenant=True, master_listen_fd=listener.detach())
         elif self._store is None:
-            # As torch makes it, but ready at once, and not only when all have come: `call` counts them.
+            # As torch makes it, but ready at once, and not only when all have come: `wait_for_all` counts them.
             server = (self.master_addr, self.master_port, self.world_size, self.rank == 0, self.timeout)
             # In another thread: inside torch this one could not handle signals while the other end does not answer.
             limit_s = self.timeout.total_seconds() + STORE_S
-            self._store = within(limit_s, lambda: torchs(*server, multi_tenant=True, wait_for_workers=False))
-            call(self._store, self.rank, self.world_size, self.timeout, os.environ.get(LaunchVariable.REFUSAL, ""))
+            self._store = call_within(limit_s, lambda: torchs(*server, multi_tenant=True, wait_for_workers=False))
+            refusal = os.environ.get(LaunchVariable.REFUSAL, "")
+            wait_for_all(self._store, self.rank, self.world_size, self.timeout, refusal)
         return super().next_rendezvous()
 
 
-def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: str = "") -> None:
+def wait_for_all(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: str = "") -> None:
     """Waits until all nodes have come. A `refusal` of this one (`LaunchVariable.REFUSAL`) ends the launch on all.
 
     Raises:
@@ -144,7 +145,7 @@ def call(store: Any, node_rank: int, num_nodes: int, limit: timedelta, refusal: 
             )
         if node_rank:
             # In another thread: inside torch this one could not handle signals.
-            within(limit.total_seconds() + STORE_S, lambda: here.wait([ALL_CAME], limit))
+            call_within(limit.total_seconds() + STORE_S, lambda: here.wait([ALL_CAME], limit))
             return raise_refusal(here)
     except SignalException:
         if (store := here.clone()).compare_set(key, own, own).decode() == own:
@@ -193,7 +194,7 @@ class Backend(C10dRendezvousBackend):
         torchs: Any = super()  # torch's methods are not fully typed
         if not self._is_lost:
             try:
-                return within(STORE_S, lambda: torchs._call_store(store_op, *args, **kwargs))
+                return call_within(STORE_S, lambda: torchs._call_store(store_op, *args, **kwargs))
             except Exception as error:
                 self._is_lost = True
                 if not isinstance(error, TimeoutError):

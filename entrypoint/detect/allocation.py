@@ -35,7 +35,7 @@ class Job:
         launch_one: the same for one process on one node; empty where the user types the command on the first host.
         gpu_request: the option that requests GPUs, with `{gpus}` for their number; empty where unknown.
         is_shared: whether all the job's nodes see this list of hosts.
-        is_host_proved: whether other evidence than its name shows that this host is one of the job's.
+        is_host_certain: whether other evidence than its name shows that this host is one of the job's.
         problem: why the hosts are unknown: an error to be raised where they are needed.
         sources: for each of the fields above, the variable it came from, with its value.
     """
@@ -56,7 +56,7 @@ class Job:
     launch_one: str = ""
     gpu_request: str = ""
     is_shared: bool = True
-    is_host_proved: bool = False
+    is_host_certain: bool = False
     problem: MusterError | None = None
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -93,7 +93,7 @@ class Task:
         hosts: the host names of the launch's nodes, by node rank; empty where unknown.
         step: Slurm's step id, which tells several launches of one job apart; 0 under other launchers.
         job_id: the launch's own id, used where no scheduler gives one.
-        is_counted: whether the launcher's own counts give the number of nodes: it may be less than the job's.
+        counts_nodes: whether the launcher's own counts give the number of nodes: it may be less than the job's.
         notes: one line for each assumption that was made.
         sources: for each of the fields above that is not the job's, the variable it came from, with its value.
     """
@@ -106,7 +106,7 @@ class Task:
     hosts: tuple[str, ...] = ()
     step: int = 0
     job_id: str | None = None
-    is_counted: bool = False
+    counts_nodes: bool = False
     notes: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 

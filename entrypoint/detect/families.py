@@ -135,14 +135,14 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
     """
     # A shell's FLUX_URI may name an instance of Flux elsewhere: the shell is in no job of Flux by that alone.
     is_shell_of_flux = candidates[0].name == "flux" and not {"FLUX_JOB_ID", "FLUX_TASK_RANK"} & env.keys()
-    in_pod = [candidate.name for candidate in candidates] == ["flux", "kubernetes"] and _holds_flux(candidates[1], env)
+    in_pod = [candidate.name for candidate in candidates] == ["flux", "kubernetes"] and _has_flux(candidates[1], env)
     if len(candidates) > 1 and is_shell_of_flux and not in_pod:
         candidates = candidates[1:]
     first, *others = candidates
     if not others:
         if isinstance(first.found, MusterError):
             raise first.found
-        if is_shell_of_flux and _holds_flux(first, env):
+        if is_shell_of_flux and _has_flux(first, env):
             from muster.entrypoint.detect import flux
 
             return replace(first.found, launch=flux.launch(first.found.num_nodes)), ()
@@ -150,7 +150,7 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
     # One job id from two schedulers is one job: Grid Engine's slurm-shim sets Slurm's names, plugins of Slurm PBS's.
     if isinstance(first.found, Job) and {each.seen.partition("=")[2] for each in candidates} == {first.found.job_id}:
         return first.found, tuple(f"{other.name} ({other.seen}): the same job" for other in others)
-    if first.name == "flux" and isinstance(first.found, Job) and all(_holds_flux(other, env) for other in others):
+    if first.name == "flux" and isinstance(first.found, Job) and all(_has_flux(other, env) for other in others):
         return first.found, tuple(f"{other.name} ({other.seen}): {first.seen} runs inside it" for other in others)
     # Flux names no hosts: it can't be shown to be left over, and several of its tasks may share this host.
     fitting = [] if first.name == "flux" else [candidate for candidate in candidates if candidate.fits(env.host)]
@@ -164,7 +164,7 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
     )
 
 
-def _holds_flux(outer: _Candidate, env: Environment) -> bool:
+def _has_flux(outer: _Candidate, env: Environment) -> bool:
     """Whether the instance of Flux that this process sees was started in the job `outer`."""
     # The Flux Operator's pods are those of an indexed Job, which does not give the number of pods: Flux does.
     if outer.name == "kubernetes":
@@ -240,7 +240,7 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
             if isinstance(found, Rejected):
                 losers[launcher] = found
             elif found and winner:
-                losers[launcher] = _beside(winner, found)
+                losers[launcher] = _reject_outer(winner, found)
             elif found and family.is_scheduler and job is NO_SCHEDULER:
                 raise MusterError(
                     f"{launcher} started this process, but its scheduler's variables are not there",
@@ -261,7 +261,7 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
     return winner, tuple(f"{launcher}: {rejected.reason}" for launcher, rejected in losers.items())
 
 
-def _beside(winner: Task, outer: Task) -> Rejected:
+def _reject_outer(winner: Task, outer: Task) -> Rejected:
     """The rejection of `outer`, a second launcher with complete variables, beside the `winner`.
 
     Raises:

@@ -63,7 +63,7 @@ def job(env: Environment) -> Job | None:
         num_nodes=pod.num_nodes if pod else None,
         launch=fix,
         gpu_request="nvidia.com/gpu: {gpus} in the limits of the pod's resources",
-        is_host_proved=True,
+        is_host_certain=True,
         problem=None if pod and pod.hosts else problem,
         sources={**of_pod, "scheduler": "KUBERNETES_SERVICE_HOST"},
     )

@@ -44,14 +44,14 @@ LISTS = {
     "SM_HOSTS": ",",
     "TF_CONFIG": r':\d+"[\s\S]*:\d+"',
 }
-OF_ONE = {"NODE_NUM": "HOST_NUM", "COORDINATOR_ADDRESS": "NUM_PROCESSES"}  # the first is ignored if the second is 1
+IGNORED_IF_ONE = {"NODE_NUM": "HOST_NUM", "COORDINATOR_ADDRESS": "NUM_PROCESSES"}  # the first, if the second is 1
 # In a user's own container, which lacks SageMaker's toolkit, only this file lists the job's hosts.
 # Source: https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 SAGEMAKER = Path("/opt/ml/input/config/resourceconfig.json")
 TEXT_FILES = ("BATCH_HOSTS_FILE", "CCS_ALLOC_FILE", "OAR_NODEFILE")
 VARIABLES = (
     "ALPS_APP_PE", "HOROVOD_SIZE", "HQ_TASK_ID", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "NODE_RANK", *NUMBERS, *LISTS,
-    *OF_ONE.values(), *TEXT_FILES, "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
+    *IGNORED_IF_ONE.values(), *TEXT_FILES, "PARSL_WORKER_RANK", "TRAINING_JOB_NAME",
 )  # fmt: skip
 
 FIX = "MUSTER_HOSTS=node01,node02 or MUSTER_HOSTS=node[01-02], the same on all nodes"
@@ -96,7 +96,7 @@ def override(job: Job, listed: Job) -> Job:
         hosts=listed.hosts,
         num_nodes=listed.num_nodes,
         is_shared=True,
-        is_host_proved=job.is_host_proved and listed.hosts == job.hosts,
+        is_host_certain=job.is_host_certain and listed.hosts == job.hosts,
         slots=slots if all(slots) else (),
         problem=None,
         sources={**job.sources, "hosts": listed.sources["hosts"], "num_nodes": listed.sources["num_nodes"]},

@@ -81,16 +81,16 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
     read = Reader(env, FIX_OPENMPI)
     namespace = env.get("PMIX_NAMESPACE", "")
     # mpirun has a namespace of its own. With Slurm's, or none, the variables may be copies.
-    if re.fullmatch(r"(slurm\.pmix\..*)?", namespace) and _is_copied(env, OPENMPI):
+    if re.fullmatch(r"(slurm\.pmix\..*)?", namespace) and _is_copy(env, OPENMPI):
         return None
     # ParaStation's srun sets Open MPI's variables too; and jsrun, for IBM's Spectrum MPI, with the values of its own.
     if "SLURM_STEP_ID" in env and namespace.startswith("pspmix_"):
         return None
-    if _is_of(env, OPENMPI, *JSRUN):
+    if _matches(env, OPENMPI, *JSRUN):
         if job.scheduler in ("lsf", "local"):
             return None
         return Rejected(f"{read.seen(JSRUN.rank)} says the same: jsrun set them, in a job of LSF")
-    if elsewhere := _made_elsewhere(env, "PMIX_HOSTNAME"):
+    if elsewhere := _reject_other_host(env, "PMIX_HOSTNAME"):
         return elsewhere
     ranks = read_ranks(OPENMPI, read)
     if "PMIX_RANK" not in env or "PMIX_NAMESPACE" not in env:
@@ -123,12 +123,12 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
     if not (present := [name for name in HYDRA if name in env]):
         return None
     read = Reader(env, FIX_HYDRA)
-    if _is_of(env, HYDRA, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
+    if _matches(env, HYDRA, "FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
         return Rejected(f"{read.seen(HYDRA.rank, HYDRA.size)} is Flux's own", is_certain=True)
     has_local = {HYDRA.local_rank, HYDRA.local_size} & env.keys()
     is_hydras = has_local and set(HYDRA_HOSTS) & env.keys()  # ParaStation sets no host
-    is_sruns = "SLURM_STEP_ID" in env and _is_of(env, HYDRA, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-    if _is_of(env, HYDRA, "PALS_RANKID") or (is_sruns and not is_hydras):
+    is_sruns = "SLURM_STEP_ID" in env and _matches(env, HYDRA, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    if _matches(env, HYDRA, "PALS_RANKID") or (is_sruns and not is_hydras):
         return None
     if not has_local:
         raise MusterError(
@@ -136,26 +136,26 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
             seen=read.seen(*present),
             fix=f"unset {' '.join(present)} if it is left over from another job; else {FIX_HYDRA}",
         )
-    elsewhere = next(filter(None, (_made_elsewhere(env, name) for name in HYDRA_HOSTS)), None)
+    elsewhere = next(filter(None, (_reject_other_host(env, name) for name in HYDRA_HOSTS)), None)
     return elsewhere or by_rank("hydra", HYDRA, read, job)
 
 
-def _is_of(env: Environment, names: Names, *own: str) -> bool:
+def _matches(env: Environment, names: Names, *own: str) -> bool:
     """Whether the variables `names`, as far as they are set, have the values of another launcher's variables, `own`."""
     pairs = zip(names, own, strict=False)
     return own[0] in env and all(env.get(name, env.get(of)) == env.get(of) for name, of in pairs)
 
 
-def _is_copied(env: Environment, names: Names) -> bool:
+def _is_copy(env: Environment, names: Names) -> bool:
     """Whether `names` have the values of Slurm's or Hydra's variables: scripts that bind tasks to GPUs copy them."""
-    return _is_of(env, names, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID") or _is_of(env, names, *HYDRA)
+    return _matches(env, names, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID") or _matches(env, names, *HYDRA)
 
 
 def mvapich_task(env: Environment, job: Job) -> Task | None:
     """This process's task of MVAPICH's mpirun_rsh, or None."""
     # The local size alone is set by users too, as a hint to the library.
     names = next((names for names in (MVAPICH, MVAPICH3) if set(names[:3]) & env.keys()), None)
-    return by_rank("mvapich", names, Reader(env, FIX_MVAPICH), job) if names and not _is_copied(env, names) else None
+    return by_rank("mvapich", names, Reader(env, FIX_MVAPICH), job) if names and not _is_copy(env, names) else None
 
 
 def prrte_task(env: Environment, job: Job) -> None:
@@ -175,7 +175,7 @@ def prrte_task(env: Environment, job: Job) -> None:
     read.agree(is_left_over, wrong, "PMIX_NAMESPACE", "PMIX_RANK")
 
 
-def _made_elsewhere(env: Environment, name: str) -> Rejected | None:
+def _reject_other_host(env: Environment, name: str) -> Rejected | None:
     """The rejection where the launcher's variable `name` has another host than this one; else None."""
     host = env.get(name, "")
     if not env.host or not hostlist.is_name(host) or hostlist.short(host) == hostlist.short(env.host):
@@ -299,7 +299,7 @@ def by_rank(
         tasks_per_node=tasks_per_node,
         hosts=hosts,
         job_id=job_id,
-        is_counted=True,
+        counts_nodes=True,
         notes=tuple(notes),
         sources=sources,
     )

@@ -48,7 +48,7 @@ def task(env: Environment, job: Job) -> Task | Rejected | None:
     if not {"PALS_APID", *_NAMES} & env.keys():
         return None
     read = Reader(env, FIX)
-    if owner := _owner(env):
+    if owner := _real_launcher(env):
         return Rejected(f"{read.seen('PALS_APID', 'PALS_RANKID')} was set by {owner}, for Cray MPI", is_certain=True)
     if job.scheduler not in ("pbs", "manual", "local"):
         return Rejected(f"{read.seen('PALS_APID')}, but this is a job of {job.scheduler}")
@@ -87,7 +87,7 @@ def task(env: Environment, job: Job) -> Task | Rejected | None:
         tasks_per_node=tasks,
         hosts=hosts,
         job_id=env["PALS_APID"],
-        is_counted=True,
+        counts_nodes=True,
         sources={
             "launcher": f"PALS_RANKID={rank}",
             "num_nodes": source,
@@ -99,7 +99,7 @@ def task(env: Environment, job: Job) -> Task | Rejected | None:
     )
 
 
-def _owner(env: Environment) -> str | None:
+def _real_launcher(env: Environment) -> str | None:
     """The launcher other than PALS that set PALS's variables, here or in the step that submitted this job; or None."""
     # Slurm's value is JOB.STEP, two numbers; PALS's own is a UUID.
     if "SLURM_JOB_ID" in env and re.fullmatch(r"[0-9]+\.[0-9]+", env.get("PALS_APID", "")):

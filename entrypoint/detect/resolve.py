@@ -57,15 +57,15 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
     scheduler = job.scheduler
     if is_by_hand:
         scheduler = "manual" if job is NO_SCHEDULER else scheduler
-        task = _by_hand(env, options, job)
+        task = _task_by_hand(env, options, job)
     else:
         task, losers = families.find_task(env, job)
         rejected += losers
         traced = _check_traces(env, options, task) if job is NO_SCHEDULER and not is_single else ()
         if task:
-            task = _launched(env, options, job, task, is_single=is_single)
+            task = _task_of_launcher(env, options, job, task, is_single=is_single)
         else:
-            task = _alone(env, options, job, is_one_node=is_single or options.num_nodes == 1)
+            task = _task_without_launcher(env, options, job, is_one_node=is_single or options.num_nodes == 1)
         task = replace(task, notes=traced + task.notes)
         # Launchers set LOCAL_RANK beside a size. A size alone may be one that the user set for a script.
         if task.tasks_on_node == 1 and "LOCAL_RANK" in env:
@@ -100,7 +100,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
     )
 
 
-def _by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
+def _task_by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
     """The only task of this node, whose node rank the user set by --node-rank or MUSTER_NODE_RANK."""
     num_nodes, node_rank = options.num_nodes, options.node_rank
     name, num_source = "--node-rank", f"--nnodes={num_nodes}"
@@ -126,7 +126,7 @@ def _by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
     return Task.one_a_node("manual", node_rank, num_nodes, hosts, sources, notes)
 
 
-def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: bool) -> Task:
+def _task_without_launcher(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: bool) -> Task:
     """The task of a process that no launcher started: accepted on one node, or where one is asked for; else refused."""
     sources = {"launcher": "no launcher's variables"}
     notes: tuple[str, ...] = ()
@@ -150,11 +150,11 @@ def _alone(env: Environment, options: LaunchOptions, job: Job, *, is_one_node: b
         notes = (f"this uses 1 of the job's {job.num_nodes} nodes",)
     else:
         _check_one_node(env, job, is_one_node=is_one_node)
-    notes += _check_nnodes(options, 1, job.sources["num_nodes"], is_counted=job is not NO_SCHEDULER)
+    notes += _check_nnodes(options, 1, job.sources["num_nodes"], counts_nodes=job is not NO_SCHEDULER)
     return Task.one_a_node("local", 0, 1, hosts, sources, notes)
 
 
-def _launched(env: Environment, options: LaunchOptions, job: Job, task: Task, *, is_single: bool) -> Task:
+def _task_of_launcher(env: Environment, options: LaunchOptions, job: Job, task: Task, *, is_single: bool) -> Task:
     """The `task` that a launcher started, checked against the job and the options, with further notes."""
     task = replace(task, sources={**job.sources, **task.sources})
     notes = task.notes + _check_nnodes(options, task.num_nodes, task.sources["num_nodes"])
@@ -225,7 +225,7 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
         places += [name for name in ("WORLD_SIZE", "PET_NNODES", *manual.NUMBERS) if env.get(name, "1") != "1"]
         places += [name for name in ("RANK", "NODE_RANK", "PET_NODE_RANK") if env.get(name, "0") != "0"]
         places += [name for name, several in manual.LISTS.items() if re.search(several, env.get(name, ""))]
-        places = [name for name in places if env.get(manual.OF_ONE.get(name, "")) != "1"]
+        places = [name for name in places if env.get(manual.IGNORED_IF_ONE.get(name, "")) != "1"]
         if env.is_live and "TRAINING_JOB_NAME" in env and re.search(r'"hosts":\s*\[[^\]]*,', text_of(manual.SAGEMAKER)):
             places += ["TRAINING_JOB_NAME"]
         for name in manual.TEXT_FILES:
@@ -277,7 +277,7 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
             fix=fix,
         )
     # PBS leaves the script's own host out of its list where the first chunk has mpiprocs=0: the job has two hosts then.
-    if job.hosts and env.host and not job.is_host_proved and hostlist.short(env.host) != hostlist.short(job.hosts[0]):
+    if job.hosts and env.host and not job.is_host_certain and hostlist.short(env.host) != hostlist.short(job.hosts[0]):
         alone = f"MUSTER_HOSTS={env.host} {{command}}; or {{start}} --nnodes 1 --node-rank 0{{rest}}"
         raise MusterError(
             f"{job.scheduler} lists {job.hosts[0]} only, and this is {env.host}",
@@ -303,12 +303,12 @@ def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -
     )
 
 
-def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, is_counted: bool = True) -> tuple[str, ...]:
-    """Refuses a --nnodes other than `num_nodes`; with MIN:MAX, fewer nodes than MAX are accepted if `is_counted`."""
+def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, counts_nodes: bool = True) -> tuple[str, ...]:
+    """Refuses a --nnodes other than `num_nodes`; with MIN:MAX, fewer nodes than MAX are accepted if `counts_nodes`."""
     low, high = options.min_nodes, options.num_nodes
     if high in (None, num_nodes):
         return ()
-    if is_counted and low is not None and low <= num_nodes < high:
+    if counts_nodes and low is not None and low <= num_nodes < high:
         return (f"--nnodes={options.nnodes} was taken as {low}:{num_nodes}, as this launch has no more",)
     by_hand = f"; or by hand, on each node: --nnodes {options.nnodes} --node-rank I --master-addr HOST"
     raise MusterError(
@@ -333,7 +333,7 @@ def _check_all_nodes(env: Environment, options: LaunchOptions, job: Job, task: T
     is_looped = "NODE_RANK" in env and not is_single
     own = {**dict.fromkeys(("NNODES", "NODE_COUNT", "NUM_NODES"), task.num_nodes), "NODE_RANK": task.node_rank}
     told = [name for name, value in own.items() if is_looped and env.get(name, "") not in ("", "0", str(value))]
-    if _num_unused(job, task) > 0 and (task.is_counted or told) and options.num_nodes != task.num_nodes:
+    if _num_unused(job, task) > 0 and (task.counts_nodes or told) and options.num_nodes != task.num_nodes:
         raise MusterError(
             f"{task.launcher} uses {task.num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
             seen=", ".join((task.sources["num_nodes"], job.sources["num_nodes"], *map(Reader(env, "").seen, told))),

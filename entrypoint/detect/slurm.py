@@ -52,7 +52,7 @@ FIX_SHELL = (
 
 # Slurm's reserved step ids are above this: from 0xfffffffa up interactive step, batch script, external step, pending.
 # `salloc` gives its shell the interactive step: one task, whatever the job's size. It is a shell, not a launch.
-FIRST_RESERVED_STEP = 0xFFFFFFF0
+MAX_STEP = 0xFFFFFFF0
 
 
 def job(env: Environment) -> Job | None:
@@ -115,7 +115,7 @@ def job(env: Environment) -> Job | None:
         gpu_request="sbatch --gpus-per-node={gpus}",
         # slurmd sets SLURMD_NODENAME for the batch script and all tasks. salloc's shell lacks it: it runs where salloc
         # was typed, on a login node most often.
-        is_host_proved="SLURMD_NODENAME" in env,
+        is_host_certain="SLURMD_NODENAME" in env,
         # Slurm 23.02 and newer set these.
         start_time=whole_number(env.get("SLURM_JOB_START_TIME", ""), MAX_ID),
         end_time=whole_number(env.get("SLURM_JOB_END_TIME", ""), MAX_ID),
@@ -162,7 +162,7 @@ def task(env: Environment, job: Job) -> Task | None:
     if "SLURM_STEP_ID" not in env and places == {"0"}:
         return None
     read = Reader(env, FIX_TASK)
-    if (step := read.identifier("SLURM_STEP_ID", "launcher")) >= FIRST_RESERVED_STEP:
+    if (step := read.identifier("SLURM_STEP_ID", "launcher")) > MAX_STEP:
         return None
     listed = read.hosts("SLURM_STEP_NODELIST", "hosts")
     # This is the script of a job that was submitted inside a step of another job: the step is the other job's.

@@ -36,11 +36,11 @@ class Need:
     is_proved: bool = True
 
     @property
-    def is_several(self) -> bool:
+    def spans_nodes(self) -> bool:
         """Whether NCCL has to communicate between nodes."""
         return self.num_nodes > 1 and self.uses_nccl
 
     @property
     def is_strict(self) -> bool:
         """Whether a fabric that can't be used is an error, and not only a note."""
-        return self.is_several or self.wanted != AUTO
+        return self.spans_nodes or self.wanted != AUTO

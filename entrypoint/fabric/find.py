@@ -215,7 +215,7 @@ CACHE = "/etc/ld.so.cache"
 UNUSABLE = re.compile(r"[\s:;,$]")
 
 # No library has as many sections, tags or symbols; a damaged file can claim four billion.
-_MOST = 20_000
+_MAX_ENTRIES = 20_000
 _LONGEST_NAME = 200
 _PLUGIN = re.compile(r"ncclNetPlugin_v([0-9]{1,3})")
 # 	libnl-3.so.200 (libc6,x86-64, OS ABI: Linux 3.2.0) => /lib/x86_64-linux-gnu/libnl-3.so.200
@@ -277,7 +277,7 @@ def _of_elf(path: Path, how: "Callable[[ELFFile], T]") -> T | None:
 
 
 def _sections(file: "ELFFile", kind: str) -> Iterator[Any]:
-    for section in islice(file.iter_sections(), _MOST):
+    for section in islice(file.iter_sections(), _MAX_ENTRIES):
         if section.header["sh_type"] == kind:
             yield section
 
@@ -298,7 +298,7 @@ def _library(file: "ELFFile", path: str, origins: list[str]) -> Library | None:
     if (dynamic := next(_sections(file, "SHT_DYNAMIC"), None)) is None:
         return None
     tags: dict[str, list[str]] = {"DT_NEEDED": [], "DT_SONAME": [], "DT_RPATH": [], "DT_RUNPATH": []}
-    for tag in islice(dynamic.iter_tags(), _MOST):
+    for tag in islice(dynamic.iter_tags(), _MAX_ENTRIES):
         if (kind := tag.entry.d_tag) in tags:
             tags[kind].append(getattr(tag, kind.removeprefix("DT_").lower()))
     soname = tags["DT_SONAME"][0] if tags["DT_SONAME"] else ""
@@ -336,7 +336,7 @@ def net_plugin(path: Path) -> NetPlugin:
 def _net_plugin(file: "ELFFile") -> NetPlugin:
     addresses: dict[int, int] = {}
     for section in _sections(file, "SHT_DYNSYM"):
-        for symbol in islice(section.iter_symbols(), _MOST):
+        for symbol in islice(section.iter_symbols(), _MAX_ENTRIES):
             match = _PLUGIN.fullmatch(symbol.name)
             if match and symbol.entry["st_shndx"] != "SHN_UNDEF":
                 addresses[int(match[1])] = symbol.entry["st_value"]
@@ -364,7 +364,7 @@ def _pointer_at(file: "ELFFile", address: int) -> int:
 
 def _bytes_at(file: "ELFFile", address: int, count: int) -> bytes:
     """The file's bytes from a virtual address on, at most `count`; empty where the file has none, as for .bss."""
-    for offset in file.address_offsets(address) if file.num_segments() < _MOST else ():
+    for offset in file.address_offsets(address) if file.num_segments() < _MAX_ENTRIES else ():
         file.stream.seek(offset)
         return file.stream.read(count)
     return b""

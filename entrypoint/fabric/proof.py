@@ -260,7 +260,7 @@ class Closure:
         """The host's library that is linked at a path; None for a file of the image."""
         return self.links.get(file.name) if file.parent == self._folder else None
 
-    def _who_needs(self, name: str) -> tuple[str, Library | None]:
+    def _needed_by(self, name: str) -> tuple[str, Library | None]:
         """The library or profile that needs a soname, in words; and the linked library itself, if it is one."""
         if name in self.roots:
             return "the profile", None
@@ -273,7 +273,7 @@ class Closure:
         """Links the host's copies of libraries that are absent or lack symbol versions; returns whether it did."""
         is_more = False
         for name in traced.absent:
-            who, by = self._who_needs(name)
+            who, by = self._needed_by(name)
             is_more |= self._link(name, self.host.find(name, by), who)
         for file, user in traced.lacking:
             name, by = traced.name_of(file), self._link_of(user)
@@ -315,7 +315,7 @@ class Closure:
                 yield Refusal(link.path, wrong, own_machine(), link.needed_by, anew)
             elif name not in missing and not _DRIVERS.fullmatch(name):
                 wrong = "neither the host nor the image has it"
-                yield Refusal(name, wrong, name, self._who_needs(name)[0], fix.format(name))
+                yield Refusal(name, wrong, name, self._needed_by(name)[0], fix.format(name))
 
     def _refuse_sets(self) -> Iterator[Refusal]:
         """Refusals of sets whose library would open the image's providers, which do not fit it."""

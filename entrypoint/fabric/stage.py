@@ -192,7 +192,7 @@ def settings(plan: FabricPlan, env: Mapping[str, str], need: Need, folder: Path 
             wanted["IBV_DRIVERS"] = ":".join(providers)
         if plan.plugin:
             wanted["NCCL_NET_PLUGIN"] = str(folder / plan.plugin)
-    if plan.net and need.is_several:
+    if plan.net and need.spans_nodes:
         wanted["NCCL_NET"] = plan.net
     added = where_unset(wanted, env)
     return Additions({**forced, **added.variables}, added.notes)

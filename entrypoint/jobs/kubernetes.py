@@ -49,7 +49,7 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
     gpus = 1 if gpus is None else gpus
     devices = dict(device(text) for text in wanted.device or ())
     # Pods have no shell that would expand variables in a folder.
-    caches = {name: value for name, value in resolve(site.caches, here).items() if not quoting.needs(value)}
+    caches = {name: value for name, value in resolve(site.caches, here).items() if not quoting.variables_in(value)}
     templates = new_templates(finalize=_yaml, bare=_Bare, literal=literal, comment=quoting.comment)
     return templates.get_template(f"kubernetes-{kind}.j2").render(
         kind=kind,

@@ -34,7 +34,7 @@ def fallback(value: object) -> str:
     return re.sub(r"[\\\"`$}]", r"\\\g<0>", text)
 
 
-def needs(value: str) -> list[str]:
+def variables_in(value: str) -> list[str]:
     """The variables that `expanded(value)` reads, each once."""
     return list(dict.fromkeys(match[1] or match[2] for match in VARIABLE.finditer(value)))
 

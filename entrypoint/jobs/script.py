@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 COMMAND = ("train", "ddp")
 _CLOCK = re.compile(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
 _UNITS = re.compile(r"(?:([0-9]{1,3})d)?(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s)?")
-_MOST_S = 366 * 24 * 3600
+_MAX_S = 366 * 24 * 3600
 _SHARES_A_LINE = re.compile(r"""(?:[^#'"\\]|"[^#'"\\]*")+""")
 
 MAX_REQUEUES = 10
 EXTENSIONS: Mapping[str, str] = {"slurm": "sbatch", "pbs": "pbs", "lsf": "lsf", "grid_engine": "sge", "flux": "flux"}
-ASKED: Mapping[str, tuple[str, str]] = {
+QUEUE_OPTIONS: Mapping[str, tuple[str, str]] = {
     "slurm": ("--account|-A", "--partition|-p"),
     "pbs": ("-A", "-q"),
     "lsf": ("-P", "-q"),
@@ -36,11 +36,11 @@ ASKED: Mapping[str, tuple[str, str]] = {
 }
 """The schedulers' own options for `--account` and `--partition`, as regular expressions."""
 ENGINES = ("apptainer", "singularity", "podman-hpc")
-PASSED = ("CUDA_", "FI_", "GLOO_", "HF_", "MASTER_", "MUSTER_", "NCCL_", "OMP_", "PMI", "SLURM_", "TORCH", "TRITON_")
+PREFIXES = ("CUDA_", "FI_", "GLOO_", "HF_", "MASTER_", "MUSTER_", "NCCL_", "OMP_", "PMI", "SLURM_", "TORCH", "TRITON_")
 """Prefixes of the variables that a container of podman-hpc is given."""
-MOST_ABOUT, MOST_COLUMNS = 4, 110
+MAX_HEADER_LINES, MAX_COLUMNS = 4, 110
 """The most lines of comments at the top of a script, without those on how to submit it; the most columns of a line."""
-NO_SIF = "muster:latest"
+REGISTRY_IMAGE = "muster:latest"
 """The image's name in a registry, for engines that don't take a SIF."""
 
 
@@ -114,7 +114,7 @@ def seconds(text: str) -> int:
     match = _CLOCK.fullmatch(text.strip()) or _UNITS.fullmatch(text.strip())
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups()) if match else (0, 0, 0, 0)
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    if not 60 <= total <= _MOST_S:
+    if not 60 <= total <= _MAX_S:
         wrong = "--time is a time limit with its units, from a minute to 366 days"
         raise MusterError(wrong, seen=f"--time={text}", fix="--time 1:30:00, --time 2-12:00:00 or --time 90m")
     return total
@@ -212,7 +212,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         fix = f"read {site.documentation}" if site.documentation else "muster job list"
         raise MusterError(wrong, seen=f"container.command in the profile {name}", fix=fix)
     directives = [*(value_of(site.launch.directives, here) or ())]
-    for asked, options in zip((wanted.account, wanted.partition), ASKED.get(site.scheduler, ()), strict=False):
+    for asked, options in zip((wanted.account, wanted.partition), QUEUE_OPTIONS.get(site.scheduler, ()), strict=False):
         if asked is not None:  # in the place of the profile's own
             directives = [re.sub(rf"^({options})[ =]*\S+\s*", "", line) for line in directives]
     gpu_line = value_of(site.launch.gpus, here)
@@ -243,7 +243,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
         "flags": "".join(f" {show.word(flag)}" for flag in value_of(site.launch.flags, here) or ()),
         "launcher": value_of(site.launch.launcher, here),
         "modules": module_words,
-        "cache_variables": "".join(f"{variable}$|" for variable in quoting.needs(caches)),
+        "cache_variables": "".join(f"{variable}$|" for variable in quoting.variables_in(caches)),
         # How long before its limit a job is warned.
         "warning_s": min(300, wanted.time_s // 10),
         # The last attempt of a training ends with a code other than 75 anyway, by `code_for_job`.
@@ -260,7 +260,7 @@ def about(name: str, site: Site, wanted: Wanted) -> str:
     lines.append(quoting.comment(f"Made by: {made_by(name, wanted)}{status}"))
     for index, hint in enumerate([*_notes(site), *(site.storage.hints.value if site.storage.hints else ())]):
         wrapped = quoting.wrapped(hint)
-        if index and len(lines) + len(wrapped) > MOST_ABOUT:
+        if index and len(lines) + len(wrapped) > MAX_HEADER_LINES:
             break
         lines += wrapped
     if site.centre:
@@ -280,7 +280,7 @@ def prepare(name: str, site: Site, modules: Iterable[Iterable[str]]) -> str:
 
 
 def directive_lines(options: Iterable[str | None]) -> list[str]:
-    """A scheduler's `options` without empty ones, filled into lines of MOST_COLUMNS.
+    """A scheduler's `options` without empty ones, filled into lines of MAX_COLUMNS.
 
     One with a single quote, an unpaired double quote, a # or a backslash gets a line of its own, after the others: a
     scheduler may take what follows for part of it.
@@ -291,10 +291,10 @@ def directive_lines(options: Iterable[str | None]) -> list[str]:
 
 
 def _filled(words: Iterable[str]) -> list[str]:
-    """`words` with blanks between them, filled into lines of MOST_COLUMNS; a longer word has its own line."""
+    """`words` with blanks between them, filled into lines of MAX_COLUMNS; a longer word has its own line."""
     lines: list[str] = []
     for word in words:
-        if lines and len(lines[-1]) + len(word) < MOST_COLUMNS:
+        if lines and len(lines[-1]) + len(word) < MAX_COLUMNS:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
@@ -318,12 +318,12 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
         raise MusterError(wrong, seen=own, fix="another name for the profile, or for its folder")
     if command.endswith("podman-hpc"):
         image = wanted.image.removeprefix("docker://")
-        image = NO_SIF if image == Wanted.image else of_registry(image, ENGINES[-1])
+        image = REGISTRY_IMAGE if image == Wanted.image else of_registry(image, ENGINES[-1])
         # The site's own options bring the network's libraries. A container sees only the variables that it is given.
         words = [command, "run", "--rm", "--network=host", "--ipc=host", '--volume "$PWD:$PWD"', '--workdir "$PWD"']
         words += [*options, '--env "MUSTER_FABRIC=${MUSTER_FABRIC:-off}"']
-        needed = quoting.needs(" ".join((*folders, *resolve(site.caches, here).values())))
-        words += [f"--env {show.word(each)}" for each in (*(f"{prefix}*" for prefix in PASSED), *sorted(needed))]
+        needed = quoting.variables_in(" ".join((*folders, *resolve(site.caches, here).values())))
+        words += [f"--env {show.word(each)}" for each in (*(f"{prefix}*" for prefix in PREFIXES), *sorted(needed))]
         outside_and_inside = {folder: folder if ":" in folder else f"{folder}:{folder}" for folder in folders}
         words += [_if_set(each, "--volume", quoting.expanded(both)) for each, both in outside_and_inside.items()]
         words += [f"--volume {show.word(f'{own}:{own}:ro')}"] if own else []
@@ -340,7 +340,7 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
 def _if_set(folder: str, option: str, word: str) -> str:
     """Bash for the option with `word`, which expands to nothing where one of the variables in `folder` is not set."""
     text = f"{option} {word}"
-    for variable in quoting.needs(folder):
+    for variable in quoting.variables_in(folder):
         text = f"${{{variable}:+{text}}}"
     return text
 

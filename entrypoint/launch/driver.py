@@ -67,7 +67,7 @@ class Toolkit:
     cuda: Version
 
     def __str__(self) -> str:
-        return f"torch {self.torch} is built for CUDA {written(self.cuda)}"
+        return f"torch {self.torch} is built for CUDA {version_text(self.cuda)}"
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
             return Additions()
         seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {problem}"
         raise _too_old(toolkit, own, seen, program)
-    seen = f"{driver} supports CUDA {written(driver.cuda)}, {toolkit}"
+    seen = f"{driver} supports CUDA {version_text(driver.cuda)}, {toolkit}"
     if (library := newest_compat()) is None:
         nowhere = f"no forward compatibility at {TOOLKITS}/cuda*/compat/{LIBCUDA}"
         raise _too_old(toolkit, driver.cuda[0], f"{seen}; {nowhere}", program)
@@ -227,7 +227,7 @@ def _cpu(program: Program) -> str:
     return "train on the CPU: --device cpu" if program.is_ours else "run on the CPU: CUDA_VISIBLE_DEVICES= muster run"
 
 
-def written(version: Version) -> str:
+def version_text(version: Version) -> str:
     """`version` as NVIDIA writes it: 12.4."""
     return f"{version[0]}.{version[1]}"
 
@@ -256,7 +256,7 @@ def prove(library: str, needed: int, env: Mapping[str, str], timeout_s: float = 
     code, cuda = int(words[1]), _version(int(words[2]))
     if code:
         return f"cuInit answers {_error(code)}"
-    return "" if cuda[0] >= needed else f"it supports CUDA {written(cuda)}"
+    return "" if cuda[0] >= needed else f"it supports CUDA {version_text(cuda)}"
 
 
 def _error(code: int) -> str:

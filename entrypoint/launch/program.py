@@ -138,12 +138,12 @@ class Launch:
 
     Attributes:
         additions: variables that it gets beside this one's, or does not inherit; notes; folders to be made.
-        hears: whether it is ours: it then handles warnings and Ctrl-C, even those that came while it started.
+        handles_signals: whether it is ours: it then handles warnings and Ctrl-C, even those that came while it started.
     """
 
     argv: tuple[str, ...]
     additions: Additions = Additions()
-    hears: bool = False
+    handles_signals: bool = False
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """All variables of the new process."""

@@ -42,13 +42,13 @@ INIT = "tini"
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
-MOST_RANKS_PER_CORE = 4
+MAX_RANKS_PER_CORE = 4
 """Ranks that may share a core without a note: on a laptop a few ranks try what a cluster does."""
 
 UNBOUND = {"openmpi": "mpirun --bind-to none", "jsrun": "jsrun --bind rs", "pals": "mpiexec --cpu-bind none"}
 """The options by which launchers that bind a task to one core by default do not bind it."""
 
-MOST_NODES_TEXT = 100_000
+MAX_NODES_TEXT = 100_000
 """The longest list of nodes that a program gets, in characters; a longer one is left out."""
 
 
@@ -114,12 +114,12 @@ def start(
         # The fabric's library path contains the driver's.
         of_fabric = fabric.inject(allocation, env, options, program, of_driver.variables, site)
     except MusterError as refusal:
-        if not is_dry and (context is None or address.is_open(context.rendezvous, context.allocation)):
+        if not is_dry and (context is None or address.needs_file(context.rendezvous, context.allocation)):
             address.refuse_all(refusal, env, options)
         elif not is_dry and context and program.framework == "torch":
             _tell_agents(refusal, context)
         raise
-    if address.is_open(context.rendezvous, allocation) and not is_dry:
+    if address.needs_file(context.rendezvous, allocation) and not is_dry:
         context = replace(context, rendezvous=address.by_file(context.rendezvous, allocation, env, options))
     launch = plan(context, program, typed, of_driver, of_fabric)
     if is_dry:
@@ -143,7 +143,7 @@ def _tell_agents(refusal: MusterError, context: Context) -> None:
     options = replace(options, rdzv_timeout=min(options.rdzv_timeout, int(network.REFUSED_TIMEOUT_S)))
     argv = torchrun.agent_argv(allocation, rendezvous, options, ["-"])
     parts = [_of_user(context), Additions({LaunchVariable.REFUSAL: text, "OMP_NUM_THREADS": "1"})]
-    execute(Launch(tuple(argv), Additions.merged(parts), hears=True), context.env)
+    execute(Launch(tuple(argv), Additions.merged(parts), handles_signals=True), context.env)
 
 
 def _check_interface(names: str) -> None:
@@ -235,7 +235,7 @@ def plan(context: Context, program: Program, typed: Sequence[str], *more: Additi
     ]
     if options.debug_distributed:
         parts.append(debug_settings(env, rendezvous.rdzv_id, has_gpus=allocation.gpus_seen > 0))
-    return Launch(tuple(argv), Additions.merged(parts), hears=program.is_ours or torchrun.AGENT in argv)
+    return Launch(tuple(argv), Additions.merged(parts), handles_signals=program.is_ours or torchrun.AGENT in argv)
 
 
 def _command(context: Context, program: Program, port: int) -> tuple[list[str], Additions]:
@@ -297,7 +297,7 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
         unbound = f", or {UNBOUND[allocation.launcher]}" if allocation.launcher in UNBOUND else ""
         notes.append(f"this process has {has}: ranks and data workers share {it}; ask for more CPUs a task{unbound}")
     num_cores = max(cores, cpus_on_node or 0)
-    if num_ranks > MOST_RANKS_PER_CORE * num_cores:
+    if num_ranks > MAX_RANKS_PER_CORE * num_cores:
         notes.append(
             f"{num_ranks} ranks on this node share {plural(num_cores, 'core')}: they slow each "
             f"other down, and each takes memory; --nproc-per-node {num_cores} starts one for each core"
@@ -386,7 +386,7 @@ def for_ours(context: Context, typed: Sequence[str]) -> dict[str, str]:
         LaunchVariable.SITE_FOUND: context.site.name if context.site else None,
         LaunchVariable.SCHEDULER: allocation.scheduler if allocation.scheduler not in ("local", "manual") else None,
         # The kernel starts no program with a longer variable than 128 KiB: some 9,000 nodes.
-        LaunchVariable.NODES: nodes if 0 < len(nodes) < MOST_NODES_TEXT else None,
+        LaunchVariable.NODES: nodes if 0 < len(nodes) < MAX_NODES_TEXT else None,
         ATTEMPT: allocation.attempt if allocation.attempt and not context.env.get(ATTEMPT) else None,
         LaunchVariable.SCHEDULER_START_TIME: allocation.job.start_time,
         LaunchVariable.SCHEDULER_END_TIME: allocation.job.end_time,
@@ -451,7 +451,7 @@ def execute(launch: Launch, env: Environment) -> NoReturn:
     """
     for folder in launch.additions.folders:
         folder.make()
-    if launch.hears:
+    if launch.handles_signals:
         interruption.hold()
     else:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WARNINGS)

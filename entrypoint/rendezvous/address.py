@@ -170,7 +170,7 @@ def _hydra_launch(env: Environment) -> str:
     return env.get("I_MPI_HYDRA_UUID", "")
 
 
-def is_open(rendezvous: Rendezvous, allocation: Allocation) -> bool:
+def needs_file(rendezvous: Rendezvous, allocation: Allocation) -> bool:
     """Whether several processes have to meet, and their address or port has to come from `by_file`."""
     several = allocation.num_nodes > 1 or allocation.tasks_on_node > 1
     return several and (rendezvous.master_addr is None or rendezvous.master_port is None)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import psutil
 
 from muster.errors import MusterError
-from muster.interfaces import is_loopback, own_addresses, towards
+from muster.interfaces import is_loopback, own_addresses, source_address
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ _ELSEWHERE = "192.0.2.1"
 FIX_NAME = "--master-addr ADDRESS, with an address or name of node rank 0 that this host can resolve"
 
 
-def within(timeout_s: float, ask: Callable[[], T]) -> T:
+def call_within(timeout_s: float, ask: Callable[[], T]) -> T:
     """Calls `ask` in a daemon thread; returns its result, or raises its exception.
 
     Raises:
@@ -50,7 +50,7 @@ def resolve(host: str, seen: str) -> str:
     """
     try:
         # The resolver has no deadline of its own that could be set.
-        found = within(RESOLVE_TIMEOUT_S, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        found = call_within(RESOLVE_TIMEOUT_S, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
         # AF_INET sorts before AF_INET6.
         return str(min(found, key=lambda entry: entry[0])[4][0])
     except (OSError, UnicodeError) as caught:
@@ -90,7 +90,7 @@ def fabric_interface(targets: tuple[str, ...]) -> str | None:
     """
     for address in (*targets, _ELSEWHERE):
         if not is_loopback(address):
-            own = towards(address)
+            own = source_address(address)
             name = next((name for name, addresses in own_addresses().items() if own in addresses), LOOPBACK)
             if name != LOOPBACK:
                 return name

@@ -98,7 +98,7 @@ def evidence_for(path: Path, env: Environment) -> tuple[str, ...]:
     try:
         # Not checked against the schema, which takes time: only the profile that matches is.
         recognise = tomllib.loads(head(path.read_text(encoding="utf-8-sig"))).get("recognise", {})
-        return tuple(map(one_line, _whys({kind: fact["value"] for kind, fact in recognise.items()}, env)))
+        return tuple(map(one_line, _evidence({kind: fact["value"] for kind, fact in recognise.items()}, env)))
     except (*UNREADABLE, AttributeError, KeyError, TypeError) as reason:
         raise MusterError(
             "a site's profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}, or --site off"
@@ -111,7 +111,7 @@ def head(text: str) -> str:
     return text[:end] if end or text.startswith("[") else text
 
 
-def _whys(wanted: Mapping[str, Any], env: Environment) -> Iterator[str]:
+def _evidence(wanted: Mapping[str, Any], env: Environment) -> Iterator[str]:
     """The evidence that `env` belongs to the site with the patterns `wanted`."""
     for name in CLUSTER:
         if _is_like(env.get(name), wanted.get("cluster", ())):

@@ -16,7 +16,7 @@ from muster.units import quantity
 
 WIDTH_INCHES, HEIGHT_INCHES = 5.6, 3.5
 
-MOST_POINTS, MOST_TICKS = 400, 12
+MAX_POINTS, MAX_TICKS = 400, 12
 
 # After Okabe and Ito: the colour-blind can tell them apart too.
 COLORS = ("#0067a8", "#c24a00", "#007a59", "#a83a74", "#7a5c00", "#4a4fb3", "#27788f", "#555b66")
@@ -154,8 +154,8 @@ def _curves(runs: Sequence[Run], name: str) -> list[Line]:
 
 
 def _points(run: Run, name: str) -> dict[float, float]:
-    """The run's curve, thinned out to MOST_POINTS."""
-    return dict(_some(list(run.curve(name).items()), MOST_POINTS))
+    """The run's curve, thinned out to MAX_POINTS."""
+    return dict(_some(list(run.curve(name).items()), MAX_POINTS))
 
 
 def _some(items: Sequence[Any], most: int) -> list[Any]:
@@ -206,7 +206,7 @@ def _over_ranks(title: str, y_label: str, group: Sequence[Scaling], name: str) -
     figure, axes = _figure(title, "ranks", y_label, [*measured, *ideal])
     worlds = sorted({world for line in measured for world in line.points})
     axes.set_xscale("log", base=2)
-    axes.set_xticks(_some(worlds, MOST_TICKS))
+    axes.set_xticks(_some(worlds, MAX_TICKS))
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(_tick)
     if name == "efficiency":

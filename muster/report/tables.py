@@ -13,7 +13,7 @@ from muster.units import NONE, count, duration, memory, percent, perplexity, qua
 WIDTH = 80
 """The width of the output in characters, where it does not go to a terminal."""
 
-LABEL, LEAST = 27, 13
+LABEL, MIN_RUN_WIDTH = 27, 13
 """The width of the column of labels, and the least width of a run's column, in characters."""
 
 ONE = {"images": "an image", "tokens": "a token"}
@@ -172,14 +172,14 @@ def show(runs: Sequence[Run], facts: Mapping[str, Facts], scalings: Sequence[Sca
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
     # On a narrower terminal a table would lose letters of its last column: the terminal breaks its lines instead.
-    console.width = max(console.width, LABEL + LEAST + 3)
-    at_once = max(1, (console.width - LABEL) // (LEAST + 3))
+    console.width = max(console.width, LABEL + MIN_RUN_WIDTH + 3)
+    at_once = max(1, (console.width - LABEL) // (MIN_RUN_WIDTH + 3))
     for start in range(0, len(runs), at_once):
         shown = runs[start : start + at_once]
         table = Table(box=box.ROUNDED, padding=(0, 1))
         table.add_column("", style="dim", overflow="fold", width=LABEL - 4)
         for run in shown:
-            table.add_column(Text(run.label), justify="right", overflow="fold", min_width=LEAST)
+            table.add_column(Text(run.label), justify="right", overflow="fold", min_width=MIN_RUN_WIDTH)
         for rows in facts.values():
             for label, row in rows.items():
                 cells = row[start : start + len(shown)]

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 HOSTS = ("alpha", "beta")
 EPOCHS_A_MINUTE = 12
 PACE_S = 0.2
-MOST_STARTS_A_MINUTE = 12
+MAX_STARTS_A_MINUTE = 12
 
 # A host that is killed before its store is there is waited for so long; by itself a quarter of an hour.
 MEET = ["--rdzv-timeout=60"]
@@ -61,7 +61,7 @@ def test_kills_at_random_moments_change_nothing(minutes: float, seed: int, tmp_p
             if 0 in codes.values():
                 break
             assert set(codes.values()) <= {1, -signal.SIGKILL}, running.said()
-            assert len(killed) <= 2 + MOST_STARTS_A_MINUTE * minutes, killed
+            assert len(killed) <= 2 + MAX_STARTS_A_MINUTE * minutes, killed
         running = training.start(options=options)
         assert set(running.codes(WHOLE_S).values()) == {0}, running.said()
     assert len(killed) >= 2

@@ -25,7 +25,7 @@ import functools, sys
 from pathlib import Path
 from muster.entrypoint import cli
 from muster.entrypoint.fabric import launch
-places = launch.Places(Path({host!r}), Path({nothing!r}), Path({nothing!r}))
+places = launch.Roots(Path({host!r}), Path({nothing!r}), Path({nothing!r}))
 launch.inject = functools.partial(launch.inject, places=places)
 sys.argv = {argv!r}
 getattr(cli, sys.argv[0])()

@@ -46,14 +46,18 @@ def test_a_default_comes_out_as_it_went_in(value: str) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.text(st.characters(min_codepoint=1, codec="ascii"), max_size=30).filter(lambda text: not quoting.needs(text)))
+@given(
+    st.text(st.characters(min_codepoint=1, codec="ascii"), max_size=30).filter(
+        lambda text: not quoting.variables_in(text)
+    )
+)
 def test_any_folder(value: str) -> None:
     assert read_by_a_shell(quoting.expanded(value)) == f"{value}."
 
 
 def test_variables_of_folders_are_expanded_and_nothing_in_them() -> None:
     given = '$SCRATCH/${USER}s "runs"/$(id)'
-    assert quoting.needs(given) == ["SCRATCH", "USER"]
+    assert quoting.variables_in(given) == ["SCRATCH", "USER"]
     found = read_by_a_shell(quoting.expanded(given), SCRATCH="/a b/$(id)", USER="me")
     assert found == '/a b/$(id)/mes "runs"/$(id).'
 

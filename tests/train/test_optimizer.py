@@ -13,7 +13,7 @@ from muster.train.checkpoint.manager import Progress
 from muster.train.checkpoint.run_directory import differences
 from muster.train.data.sampler import TrainSampler
 from muster.train.distributed.world import World
-from muster.train.trainer import extent, lr_at
+from muster.train.trainer import lr_at, plan_steps
 
 
 def model():
@@ -83,21 +83,21 @@ def test_the_extent_of_a_run_that_nobody_disturbs_is_the_same_all_along(more):
     for epoch, sample in ((0, 0), (1, 0), (2, 40), (3, 90)):
         progress = Progress(epoch=epoch, sample=sample, step=epoch * 10 + sample // 10)
         progress.warmed = 10 * min(20, progress.step)
-        assert extent(options, progress, order_of(2)) == (more.get("max_steps", 40), 0, 20)
+        assert plan_steps(options, progress, order_of(2)) == (more.get("max_steps", 40), 0, 20)
 
 
 def test_a_cosine_goes_on_where_the_data_is_when_ranks_are_lost_or_come():
     options = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine").settled()
     half = Progress(epoch=2, step=20)
     for world_size, left in ((1, 40), (2, 20), (4, 10)):
-        num_steps, *course = extent(options, half, order_of(world_size))
+        num_steps, *course = plan_steps(options, half, order_of(world_size))
         assert num_steps == 20 + left
         rates = [lr_at(options, 1.0, step, num_steps, *course) for step in range(20, num_steps)]
         assert rates[0] == pytest.approx(0.5)
         assert rates[left // 2] == pytest.approx((1 + math.cos(0.75 * math.pi)) / 2)
     # Steps that the user has counted stay as they are.
     counted = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine", lr_steps=30).settled()
-    assert extent(counted, half, order_of(1))[1] == 0
+    assert plan_steps(counted, half, order_of(1))[1] == 0
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -106,8 +106,8 @@ def test_a_cosine_after_a_warm_up_goes_on_falling_when_ranks_are_lost_or_come(do
     options = Options(lr=1.0, warmup_steps=8, epochs=4, lr_schedule="cosine").settled()
     before, after = order_of(2), order_of(world_size)
     progress = Progress(epoch=done // 10, sample=done % 10 * 10, step=done, warmed=10 * min(8, done))
-    straight = [lr_at(options, 1.0, step, *extent(options, Progress(), before)) for step in range(40)]
-    course = extent(options, progress, after)
+    straight = [lr_at(options, 1.0, step, *plan_steps(options, Progress(), before)) for step in range(40)]
+    course = plan_steps(options, progress, after)
     rates = [lr_at(options, 1.0, step, *course) for step in range(done, course[0])]
     assert rates[0] == pytest.approx(straight[done])
     falling = rates[max(0, 8 - done) :]
@@ -116,7 +116,7 @@ def test_a_cosine_after_a_warm_up_goes_on_falling_when_ranks_are_lost_or_come(do
     # Whoever goes on once more with as many ranks is on the same course.
     warmed = progress.warmed + max(0, 8 - done) * after.global_batch
     later = Progress(epoch=3, sample=0, step=course[0] - 100 // after.global_batch, warmed=warmed)
-    again = extent(options, later, after)
+    again = plan_steps(options, later, after)
     rest = [lr_at(options, 1.0, step, *again) for step in range(later.step, again[0])]
     assert rest == pytest.approx(rates[-len(rest) :], abs=1e-6)
 
@@ -127,13 +127,13 @@ def test_a_second_stop_among_as_many_ranks_changes_no_bit_of_a_cosine(done, worl
     options = Options(lr=1.0, warmup_steps=warmup, epochs=4, lr_schedule="cosine").settled()
     sampler = order_of(world_size)
     progress = Progress(sample=10 * done, step=done, warmed=10 * min(warmup, done))
-    course = extent(options, progress, sampler)
+    course = plan_steps(options, progress, sampler)
     whole, stopped = [], []
     for step in range(done, course[0]):
         if 100 - progress.sample < sampler.global_batch:
             progress.epoch, progress.sample = progress.epoch + 1, 0
         whole.append(lr_at(options, 1.0, step, *course))
-        stopped.append(lr_at(options, 1.0, step, *extent(options, progress, sampler)))
+        stopped.append(lr_at(options, 1.0, step, *plan_steps(options, progress, sampler)))
         progress.warmed += sampler.global_batch * (step < warmup)
         progress.sample, progress.step = progress.sample + sampler.global_batch, step + 1
     assert stopped == whole
@@ -143,7 +143,7 @@ def test_a_cosine_goes_on_over_data_that_are_fewer_than_those_used_of_the_epoch(
     """As 90 of 100 samples are used, and 40 are left of the data: the epoch is over, and three more have four steps."""
     options = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine").settled()
     fewer = TrainSampler(40, batch_size=5, accumulate=1, rank=0, world_size=2, seed=0)
-    course = extent(options, Progress(sample=90, step=9), fewer)
+    course = plan_steps(options, Progress(sample=90, step=9), fewer)
     assert course[0] == 9 + 3 * 4
     rates = [lr_at(options, 1.0, step, *course) for step in range(9, 21)]
     assert rates[0] == pytest.approx((1 + math.cos(0.25 * math.pi)) / 2)

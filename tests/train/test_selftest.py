@@ -14,7 +14,19 @@ from muster.config import STRATEGIES, check
 from muster.errors import MusterError
 from muster.train import selftest
 from muster.train.__main__ import parse
-from muster.train.selftest import COMMON, LIMITS, PARTS, STEPS, Case, apart, cases, compare, launch, run_ranks, split
+from muster.train.selftest import (
+    COMMON,
+    LIMITS,
+    PARTS,
+    STEPS,
+    Case,
+    cases,
+    compare,
+    launch,
+    relative_difference,
+    run_ranks,
+    split,
+)
 
 
 def state(value, loss=2.0):
@@ -67,7 +79,7 @@ def test_a_difference_is_seen(monkeypatch, tmp_path):
     assert row["sgd"] > 1e-6
     assert row["loss"] == pytest.approx(0.05)
     assert not row["passed"]
-    assert apart(state(1.0)["model"], state(1.0)["model"]) == 0
+    assert relative_difference(state(1.0)["model"], state(1.0)["model"]) == 0
 
 
 def test_a_loss_that_is_no_number_fails(monkeypatch, tmp_path):

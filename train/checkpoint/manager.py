@@ -411,7 +411,7 @@ def step_of(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def is_one(path: Path) -> bool:
+def names_checkpoint(path: Path) -> bool:
     """True for a path with a checkpoint's name, or with an index, unless it is the folder of a run of that name."""
     return (step_of(path) >= 0 or is_checkpoint(path)) and not folder_of(path).is_dir()
 
@@ -633,7 +633,7 @@ class TrainState:
         self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
 
 
-def misfit(index: State, model: nn.Module) -> str | None:
+def first_mismatch(index: State, model: nn.Module) -> str | None:
     """The first difference in name or shape between the checkpoint's weights and those of `model`; None without one."""
     own = {f"model/{name}": list(tensor.shape) for name, tensor in model.state_dict().items()}
     saved = {name: entry["shape"] for name, entry in index["tensors"].items() if name.startswith("model/")}

@@ -191,7 +191,7 @@ def continue_from(options: Options, base: Path) -> Run:
             seen=f"--resume={options.resume}",
             fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
         )
-    if manager.is_one(source) or not source.is_dir():
+    if manager.names_checkpoint(source) or not source.is_dir():
         read_index(source)
         run = Run(source, [source])
         home = source.resolve().parent.parent if source.resolve().parent.name == "checkpoints" else None
@@ -303,7 +303,7 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
                 seen=str(path),
                 fix=f"{fix}, or leave out --resume",
             )
-    if (reason := manager.misfit(index, model)) is not None:
+    if (reason := manager.first_mismatch(index, model)) is not None:
         raise MusterError(
             f"the checkpoint does not fit the model: {reason}",
             seen=f"{path}, --model={identity['model']}",

@@ -152,7 +152,7 @@ def check_parts(name: str, entry: Entry) -> None:
         raise ValueError(f"the parts of {name} are not all of it")
 
 
-def done(value: Any) -> Future[Any]:
+def completed(value: Any) -> Future[Any]:
     """A completed future with the result `value`."""
     future: Future[Any] = Future()
     future.set_result(value)
@@ -200,7 +200,7 @@ class CheckpointWriter(StorageWriter):
             self.folder.parent.mkdir(exist_ok=True)
             self.folder.mkdir(exist_ok=True)
         if not plan.items:
-            return done(results)
+            return completed(results)
         name, start = f"rank-{self.rank:05d}", 0
         with (self.folder / name).open("wb") as file:
             for item in plan.items:
@@ -213,7 +213,7 @@ class CheckpointWriter(StorageWriter):
                 start += len(numbers)
             file.flush()
             os.fsync(file.fileno())
-        return done(results)
+        return completed(results)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         places = {result.index: result.storage_data for part in results for result in part}
@@ -297,4 +297,4 @@ class CheckpointReader(FileSystemReader):
             chunk = read_chunk(self.folder, self.storage_data[item.storage_index], dtype)
             box = tuple(slice(at, at + size) for at, size in zip(item.storage_offsets, item.lengths, strict=True))
             planner.resolve_tensor(item).detach().copy_(chunk[box])
-        return done(None)
+        return completed(None)

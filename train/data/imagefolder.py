@@ -58,7 +58,7 @@ class ImageFiles(EncodedImages):
             return file.read()
 
 
-def halves_of(root: Path, seen: str, layout: str) -> list[Path]:
+def halves_in(root: Path, seen: str, layout: str) -> list[Path]:
     """The folders with the training and the validation data; `root` alone, where it has no such folders.
 
     Raises:
@@ -173,7 +173,7 @@ def find_images(root: Path, seen: str) -> Found:
     Raises:
         MusterError: `root` can't be read, a link leads back, or there are too few, empty, mixed or unequal classes.
     """
-    halves = halves_of(root, seen, LAYOUT)
+    halves = halves_in(root, seen, LAYOUT)
     others: list[str] = []
     found = [read_folder(half, seen, others) for half in halves]
     classes, train = found[0]

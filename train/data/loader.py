@@ -91,7 +91,7 @@ class Reader(Dataset[Batch]):
         return None
 
 
-def ahead(
+def prefetch(
     batches: Iterable[Batch], place: Callable[[Batch], Tensors | None], side: torch.cuda.Stream
 ) -> Iterator[tuple[Batch, Tensors | None]]:
     """Yields each batch with its tensors, which `place` makes on the stream `side` while the batch before is in use."""
@@ -100,13 +100,13 @@ def ahead(
         with torch.cuda.stream(side):
             following = batch, place(batch), side.record_event()
         if waiting is not None:
-            yield hand_over(*waiting)
+            yield wait_for_copy(*waiting)
         waiting = following
     if waiting is not None:
-        yield hand_over(*waiting)
+        yield wait_for_copy(*waiting)
 
 
-def hand_over(batch: Batch, tensors: Tensors | None, done: Any) -> tuple[Batch, Tensors | None]:
+def wait_for_copy(batch: Batch, tensors: Tensors | None, done: Any) -> tuple[Batch, Tensors | None]:
     """Makes the GPU's main stream, not the host, wait for the event `done`; returns `batch` and its `tensors`."""
     main = torch.cuda.current_stream()
     main.wait_event(done)
@@ -184,11 +184,11 @@ class Batches:
         if self.side is None:
             placed = ((batch, self.place(batch)) for batch in batches)
         else:
-            placed = ahead(batches, self.place, self.side)
+            placed = prefetch(batches, self.place, self.side)
         try:
             for batch, tensors in placed:
                 if batch.bad:
-                    self.note(batch)
+                    self.count_bad(batch)
                 if tensors is not None:
                     missing -= 1
                     yield tensors
@@ -196,7 +196,7 @@ class Batches:
             time.sleep(5)  # until SIGCHLD comes, on which torch raises a RuntimeError about the worker
             raise
         for _ in range(missing):
-            yield self.nothing()
+            yield self.empty_batch()
 
     def place(self, batch: Batch) -> Tensors | None:
         """The tensors of `batch` on the device; None where no sample could be read, or a bad one ends the run."""
@@ -204,7 +204,7 @@ class Batches:
             return None
         return self.prepare(batch.inputs), batch.labels.to(self.device, non_blocking=True)
 
-    def nothing(self) -> Tensors:
+    def empty_batch(self) -> Tensors:
         """A batch of which no target counts."""
         size = self.source.size
         if self.source.unit == "tokens":
@@ -231,7 +231,7 @@ class Batches:
         if (workers := getattr(self.loader, "_iterator", None)) is not None:
             workers._shutdown_workers()
 
-    def note(self, batch: Batch) -> None:
+    def count_bad(self, batch: Batch) -> None:
         """Counts the bad samples of `batch`, or raises MusterError where they end the run."""
         name, reason = batch.bad[0]
         if self.stop:
@@ -310,7 +310,7 @@ MARGIN = 1.1
 """A tenth more, for what else lies in /dev/shm: semaphores, and what NCCL and MPI pass between ranks of a host."""
 
 MIB = 2**20
-MOST_WORKERS = 16
+MAX_WORKERS = 16
 """The most workers of a rank, where the user gives no number."""
 
 
@@ -361,7 +361,7 @@ def choose_workers(source: Source, device: torch.device, cores: int) -> int:
     """The number of workers: 0 where reading takes almost no time, or where training itself needs the cores (CPU)."""
     if device.type == "cpu" or not source.train.takes_time:
         return 0
-    return min(MOST_WORKERS, max(1, cores - 1))
+    return min(MAX_WORKERS, max(1, cores - 1))
 
 
 def shm_needed(num_workers: int, batch_bytes: int, ranks: int) -> int:

@@ -29,7 +29,7 @@ from rich.progress import track
 
 from muster.errors import ExitCode, MusterError, notify, one_line
 from muster.train.checkpoint.storage import sync_folder
-from muster.train.data.imagefolder import LAYOUT, ImageFiles, find_images, halves_of
+from muster.train.data.imagefolder import LAYOUT, ImageFiles, find_images, halves_in
 from muster.train.data.sampler import generator
 from muster.train.data.shards import open_index
 from muster.train.data.source import BadSample
@@ -62,7 +62,7 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     halves = {"train": range(found.num_train), "val": range(found.num_train, len(images))}
     if not halves["val"]:
         halves = {"": halves["train"]}
-    if any(Path(os.path.realpath(out)).is_relative_to(os.path.realpath(half)) for half in halves_of(root, "", LAYOUT)):
+    if any(Path(os.path.realpath(out)).is_relative_to(os.path.realpath(half)) for half in halves_in(root, "", LAYOUT)):
         fix = "an OUT that is not below FOLDER"
         raise MusterError("the shards would be a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
     for note in found.notes:

@@ -24,7 +24,7 @@ import numpy as np
 from muster.config import Options
 from muster.errors import MusterError
 from muster.paths import check_regular
-from muster.train.data.imagefolder import choose_halves, find_folder, halves_of, refuse_mixed
+from muster.train.data.imagefolder import choose_halves, find_folder, halves_in, refuse_mixed
 from muster.train.data.images import EncodedImages
 from muster.train.data.source import Source, left_out
 from muster.units import listed
@@ -152,7 +152,7 @@ def scan(options: Options) -> Found:
     """
     root, seen = find_folder(options, LAYOUT), f"--data={options.data}"
     shards, parts, notes = list[str](), list[np.ndarray](), list[str]()
-    for half in halves_of(root, seen, LAYOUT):
+    for half in halves_in(root, seen, LAYOUT):
         names, samples_N, note = open_index(half, seen)
         samples_N["shard"] += len(shards)
         shards += [os.path.join(os.path.relpath(half, root), name) for name in names]

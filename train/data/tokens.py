@@ -26,7 +26,7 @@ HEADERS = {20240520: "<u2", 20240801: "<u4"}
 """The dtype after a header of 1024 bytes, by its first 32 bits. Source: karpathy/llm.c, dev/data/data_common.py"""
 
 NUM_BYTES = 256
-MOST_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
 """The largest vocabulary: no tokenizer has more. A file with more, and no --vocab-size, is taken for damaged."""
 
 NUMBERS = (*TYPES, ".npy")
@@ -178,7 +178,7 @@ def count_tokens(*parts: np.ndarray) -> int:
 def scan(options: Options) -> int:
     """The size of the vocabulary: `--vocab-size`, or by reading all tokens; MusterError where these can't be tokens."""
     num_tokens = options.vocab_size or count_tokens(*open_parts(options)[:2])
-    if not 2 <= num_tokens <= MOST_TOKENS and not options.vocab_size:
+    if not 2 <= num_tokens <= MAX_TOKENS and not options.vocab_size:
         wrong = "the file holds larger numbers than tokens are" if num_tokens > 1 else "the file holds zeros alone"
         seen = f"--data={options.data}, the largest is {num_tokens - 1}"
         raise MusterError(wrong, seen=seen, fix=f"{HOLDS}; or --vocab-size=N")

@@ -97,7 +97,7 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
     return MusterError(
         f"out of memory on rank {world.rank} of {world.world_size} ({world.host}, {device})",
         seen=", ".join(seen),
-        fix=" or ".join(turns(strategy, options.settled(), world.world_size)),
+        fix=" or ".join(memory_options(strategy, options.settled(), world.world_size)),
     )
 
 
@@ -121,7 +121,7 @@ def size_of(device: torch.device) -> float:
     return (total if limit == resource.RLIM_INFINITY else min(limit, total)) / GIB
 
 
-def turns(strategy: str, options: Options, world_size: int) -> list[str]:
+def memory_options(strategy: str, options: Options, world_size: int) -> list[str]:
     """Options that reduce the memory that `strategy` takes, the cheapest first."""
     found = []
     if strategy == "pipeline" and world_size > 1:

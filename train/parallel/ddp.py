@@ -67,7 +67,7 @@ class DDP(Strategy):
         with world.status.connecting():  # it compares the ranks' shapes, and sends the weights of the first
             return DistributedDataParallel(model, **settings)
 
-    def divide(self, optimizer: Optimizer) -> Optimizer:
+    def shard_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """`optimizer`; with `--zero1` (stage 1 of ZeRO, arXiv 1910.02054), that of each rank updates some weights only.
 
         No weight is split between ranks: any optimizer works, and computes the same as without `--zero1`.

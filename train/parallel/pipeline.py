@@ -112,9 +112,9 @@ class Pipeline(Strategy):
 class TimedStage(PipelineStage):
     """A stage that measures how long it computes, and calls `computed` when it has gradients of a micro-batch."""
 
-    def __init__(self, *args: Any, busy: Stopwatch, computed: Callable[[nn.Module], None], **group: Any) -> None:
+    def __init__(self, *args: Any, stage_time: Stopwatch, computed: Callable[[nn.Module], None], **group: Any) -> None:
         super().__init__(*args, **group)
-        self.busy = busy
+        self.stage_time = stage_time
         self.computed = computed
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
@@ -123,17 +123,17 @@ class TimedStage(PipelineStage):
         return [] if self.group_size == 1 else torchs._get_init_p2p_neighbors_ops()
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self.busy.running():
+        with self.stage_time.running():
             return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self.busy.running():
+        with self.stage_time.running():
             super().backward_one_chunk(*args, **kwargs)
             self.computed(self.submod)
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         """The part of the backward pass that zero bubble leaves for later."""
-        with self.busy.running():
+        with self.stage_time.running():
             super().backward_weight_one_chunk(*args, **kwargs)
             self.computed(self.submod)
 
@@ -141,47 +141,47 @@ class TimedStage(PipelineStage):
 class StagedGradients(Gradients):
     """Passes micro-batches through the stages of a pipeline, and averages the gradients of several pipelines."""
 
-    def __init__(self, model: nn.Module, plan: Pipeline) -> None:
+    def __init__(self, model: nn.Module, strategy: Pipeline) -> None:
         super().__init__(1)
         assert isinstance(model, gpt.GPT)
-        world, options = plan.world, plan.options
+        world, options = strategy.world, strategy.options
         self.model = model
         self.world = world
         self.is_exact = are_exact(world, options)
-        self.plan = plan
-        self.position = world.rank % plan.size
-        mesh = open_mesh(world, data=world.dp_size, stage=plan.size)
-        self.line, self.peers = mesh.get_group("stage"), mesh.get_group("data")
-        numbers, count = plan.own_stages, plan.num_stages
+        self.strategy = strategy
+        self.position = world.rank % strategy.size
+        mesh = open_mesh(world, data=world.dp_size, stage=strategy.size)
+        self.pipeline_group, self.data_group = mesh.get_group("stage"), mesh.get_group("data")
+        numbers, count = strategy.own_stages, strategy.num_stages
         self.parts = {number: gpt.stage_of(model, number, count) for number in numbers}
         self.held: dict[Tensor, Tensor] = {}
-        self.busy, self.turns = Stopwatch(world.device), Stopwatch(world.device)
-        options_of_all = {"group": self.line, "busy": self.busy, "computed": self.hold_part}
+        self.stage_time, self.schedule_time = Stopwatch(world.device), Stopwatch(world.device)
+        options_of_all = {"group": self.pipeline_group, "stage_time": self.stage_time, "computed": self.hold_part}
         stages = [TimedStage(self.parts[n], n, count, world.device, **options_of_all) for n in numbers]
         # Gradients are divided once, at the end, not after each run of the schedule.
         how = {"loss_fn": self.loss, "scale_grads": False}
         # One micro-batch takes the same way in all schedules, but torch's 1F1B wants as many as there are ranks.
-        is_naive = options.schedule == "1f1b" and plan.num_parts == 1
+        is_naive = options.schedule == "1f1b" and strategy.num_parts == 1
         schedule = SCHEDULES["gpipe" if is_naive else options.schedule]
         try:
-            self.schedule = schedule(stages[0] if plan.stages_each == 1 else stages, plan.num_parts, **how)
+            self.schedule = schedule(stages[0] if strategy.stages_each == 1 else stages, strategy.num_parts, **how)
         except ValueError as error:
             # torch 2.10's GPipe wants as many parts as stages, 2.15's does not.
             raise MusterError(
                 f"this torch has no such schedule: {' '.join(str(error).split())}",
-                seen=f"torch {torch.__version__} --schedule={options.schedule} --microbatches={plan.num_parts}",
-                fix=f"--microbatches={plan.num_stages}",
+                seen=f"torch {torch.__version__} --schedule={options.schedule} --microbatches={strategy.num_parts}",
+                fix=f"--microbatches={strategy.num_stages}",
             ) from error
-        self.num_parts = plan.num_parts * options.accumulate * world.dp_size
+        self.num_parts = strategy.num_parts * options.accumulate * world.dp_size
 
     def begin(self, step: int) -> None:
         # Not in the first step: there torch also finds out which shapes pass from stage to stage.
-        self.busy.is_counting = self.turns.is_counting = self.world.waits.is_counting
+        self.stage_time.is_counting = self.schedule_time.is_counting = self.world.waits.is_counting
 
     def compute(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
         losses: list[Tensor] = []
         first = (inputs,) if self.position == 0 else ()
-        with self.autocast, self.turns.running():
+        with self.autocast, self.schedule_time.running():
             if self.world.reports_loss:
                 outputs = self.schedule.step(*first, target=targets, losses=losses)
                 sums.add(torch.stack(losses).mean(), self.predictions(outputs), targets)
@@ -202,37 +202,38 @@ class StagedGradients(Gradients):
         gradients = {p: g for p in self.model.parameters() if (g := self.held.pop(p, p.grad)) is not None}
         if self.world.dp_size > 1:
             with self.world.waits.running():
-                send_as_one(list(gradients.values()), lambda flat: dist.all_reduce(flat, group=self.peers))
+                send_as_one(list(gradients.values()), lambda flat: dist.all_reduce(flat, group=self.data_group))
         for parameter, gradient in gradients.items():
             parameter.grad = (gradient / self.num_parts).to(parameter.dtype)
 
     def waits_s(self) -> float | None:
         """Seconds of the schedules outside of stages, and of waits between pipelines; None where none were measured."""
-        return None if self.turns.total() == 0 else self.turns.total() - self.busy.total() + self.world.waits.total()
+        schedule_s = self.schedule_time.total()
+        return schedule_s - self.stage_time.total() + self.world.waits.total() if schedule_s else None
 
     def report(self) -> dict[str, Any]:
         """The measured share of time in which the ranks wait for each other, and the ideal one, of equal stages."""
-        busy_s, turns_s = self.busy.total(), self.turns.total()
-        shares = self.world.gather(1 - busy_s / turns_s if turns_s else None)
+        stage_s, schedule_s = self.stage_time.total(), self.schedule_time.total()
+        shares = self.world.gather(1 - stage_s / schedule_s if schedule_s else None)
         measured = None if None in shares else round(sum(shares) / len(shares), 4)
-        return {"bubble_share": measured, "ideal_bubble_share": round(self.plan.bubble, 4)}
+        return {"bubble_share": measured, "ideal_bubble_share": round(self.strategy.bubble, 4)}
 
     def norm_of_all(self, norm: Tensor) -> Tensor:
         squared = norm.double().square()
-        dist.all_reduce(squared, group=self.line)
+        dist.all_reduce(squared, group=self.pipeline_group)
         return squared.sqrt().to(norm.dtype)
 
     def evaluate(self, model: nn.Module, inputs: Tensor, targets: Tensor, sums: Sums) -> None:
         """Passes one batch, of any size, from the first stage to the last, which adds its loss to `sums`."""
         x = inputs
-        for number in range(self.plan.num_stages):
-            here, there = number % self.plan.size, (number + 1) % self.plan.size
+        for number in range(self.strategy.num_stages):
+            here, there = number % self.strategy.size, (number + 1) % self.strategy.size
             if self.position == here:
                 x = self.parts[number](x)
-                if number + 1 == self.plan.num_stages:
+                if number + 1 == self.strategy.num_stages:
                     sums.add(self.criterion(x, targets), self.predictions(x), targets)
                 elif there != here:
-                    dist.send(x.float(), dist.get_global_rank(self.line, there), group=self.line)
-            elif self.position == there and number + 1 < self.plan.num_stages:
+                    dist.send(x.float(), dist.get_global_rank(self.pipeline_group, there), group=self.pipeline_group)
+            elif self.position == there and number + 1 < self.strategy.num_stages:
                 x = torch.empty((*inputs.shape, self.model.shape.dim), device=self.world.device)
-                dist.recv(x, dist.get_global_rank(self.line, here), group=self.line)
+                dist.recv(x, dist.get_global_rank(self.pipeline_group, here), group=self.pipeline_group)

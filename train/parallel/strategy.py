@@ -262,7 +262,7 @@ class Strategy:
         """`model` with its initial weights on its devices, wrapped so that the gradients of all ranks are combined."""
         return place(model, self.world.device, precision.layout, self.options.seed)
 
-    def divide(self, optimizer: Optimizer) -> Optimizer:
+    def shard_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """`optimizer`, before its first step, with the weights that this rank is to update: by default all of them."""
         return optimizer
 

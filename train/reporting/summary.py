@@ -125,8 +125,8 @@ def collect(
         **rates,
         **compare_ranks(world, by_rank),
         "peak_memory_gib": round(max(rank["peak_memory_gib"] for rank in by_rank), 3),
-        **(work(setup, rate, num_devices, note) if world.main else {}),
-        **joules([rank["energy_j"] for rank in by_rank], len(times.seconds) * setup.targets_of_step, source.unit),
+        **(flops_of(setup, rate, num_devices, note) if world.main else {}),
+        **energy_of([rank["energy_j"] for rank in by_rank], len(times.seconds) * setup.targets_of_step, source.unit),
         "step": progress.step,
         "seconds": round(seconds, 3),
         "epochs": progress.history,
@@ -141,7 +141,7 @@ def collect(
         "command": command(),
         "options": setup.settings(),
         "versions": versions(),
-        **(traced(times.profile, note) if world.main else {}),
+        **(trace_of(times.profile, note) if world.main else {}),
     }
 
 
@@ -221,7 +221,7 @@ def rounded(value: float | None, digits: int = 6) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def traced(profile: Profile | None, note: Callable[[str], None]) -> dict[str, Any]:
+def trace_of(profile: Profile | None, note: Callable[[str], None]) -> dict[str, Any]:
     """The summary's entries on the trace of `--profile`: its path in the run's folder, and the number of its steps."""
     if profile is not None and profile.problem is not None:
         note(profile.problem)
@@ -230,7 +230,7 @@ def traced(profile: Profile | None, note: Callable[[str], None]) -> dict[str, An
     return {"profile": NAME, "profile_steps": profile.num_traced}
 
 
-def work(setup: Setup, rate: float | None, num_devices: int, note: Callable[[str], None]) -> dict[str, Any]:
+def flops_of(setup: Setup, rate: float | None, num_devices: int, note: Callable[[str], None]) -> dict[str, Any]:
     """Floating-point operations per image or token, per second of a rank (at `rate` of these a second), and at most."""
     options, source = setup.options, setup.source
     peak = peak_flops(setup.world.device, bf16=setup.precision.bf16, convolves=source.unit == "images")
@@ -328,7 +328,7 @@ def peak_flops(device: torch.device, *, bf16: bool, convolves: bool) -> float | 
     return (peak.tf32 if tf32 and peak.tf32 is not None else peak.single) * 1e12
 
 
-def joules(by_rank: list[float | None], num_targets: int, unit: str) -> dict[str, float | None]:
+def energy_of(by_rank: list[float | None], num_targets: int, unit: str) -> dict[str, float | None]:
     """The energy of all ranks' GPUs, and per image or token, in joules; None where that of a rank is not known."""
     known = [own for own in by_rank if own is not None]
     total = sum(known) if known and len(known) == len(by_rank) else None

@@ -25,16 +25,16 @@ from muster.train.distributed.world import World
 SIZES = {"gloo": "4M", "nccl": "16M"}
 """The largest message by backend, where `--max-size` is not given."""
 
-LEAST = 1 << 16
+MIN_SIZE = 1 << 16
 """Bytes of the first messages, and of all on a link that is very slow."""
 
 BUDGET_S = 0.5
 """Seconds, approximately, for which each direction of a pair is measured."""
 
-TRIES, FEWEST = 3, 3
+TRIES, MIN_TIMED = 3, 3
 """Messages of each size while the size grows; the least number of messages that are timed, however slow they are."""
 
-TIMES = 1.5
+SLOW_FACTOR = 1.5
 """A link is slow if a message takes more than this many times as long as usual.
 
 A link that came up at half its width takes twice as long, less what is the same on all links: latency, and the time
@@ -50,8 +50,8 @@ MATRIX = 16
 LISTED = 10
 
 RULE = (
-    f"a link is slow if its best message takes more than {TIMES:g} times as long as the best message of the usual link "
-    f"(the median of the links that no slow node has), by the best of {MEASUREMENTS} measurements; "
+    f"a link is slow if its best message takes more than {SLOW_FACTOR:g} times as long as the best message of the "
+    f"usual link (the median of the links that no slow node has), by the best of {MEASUREMENTS} measurements; "
     "a node is slow if all that it sends, or receives, is, to nodes that are not slow too"
 )
 
@@ -104,10 +104,10 @@ def run(world: World, options: BenchOptions) -> list[Row]:
     backend = world.backend or "gloo"
     size = parse_size(options.max_size or SIZES[backend], "--max-size")
     device = torch.device("cpu") if backend == "gloo" else world.device
-    link = Link(world, torch.zeros(max(size, LEAST), dtype=torch.uint8, device=device), size, options.iters)
+    link = Link(world, torch.zeros(max(size, MIN_SIZE), dtype=torch.uint8, device=device), size, options.iters)
     rows = _measure(link)
     for _ in range(MEASUREMENTS - 1):
-        if errors(rows) or differ(rows) > TIMES:
+        if errors(rows) or differ(rows) > SLOW_FACTOR:
             # The cause may be temporary: for each direction the better measurement counts.
             rows = better(rows, _measure(link))
     return rows
@@ -172,7 +172,7 @@ class Link:
     Attributes:
         buffer: the bytes that are sent, or overwritten by those received.
         size: bytes of the largest message.
-        iters: the most messages that are timed, unless it is below FEWEST.
+        iters: the most messages that are timed, unless it is below MIN_TIMED.
     """
 
     world: World
@@ -188,15 +188,15 @@ class Link:
     def send(self, peer: int) -> tuple[float, float, float, int]:
         """Sends messages to `peer`; returns the gb_s, best_gb_s, latency_us and size of a Row."""
         latencies: list[float] = []
-        size = min(LEAST, self.size)
+        size = min(MIN_SIZE, self.size)
         while True:
             best = min(self._message(peer, size, latencies) for _ in range(TRIES))
             larger = min(4 * size, self.size)
-            if larger == size or best * larger / size * FEWEST > BUDGET_S:
+            if larger == size or best * larger / size * MIN_TIMED > BUDGET_S:
                 break
             size = larger
         times: list[float] = []
-        while len(times) < FEWEST or (len(times) < self.iters and sum(times) < BUDGET_S):
+        while len(times) < MIN_TIMED or (len(times) < self.iters and sum(times) < BUDGET_S):
             times.append(self._message(peer, size, latencies))
         self._move(dist.isend, torch.zeros(1, dtype=torch.int64, device=self.buffer.device), peer)
         return 1e-9 * size / median(times), 1e-9 * size / min(times), 1e6 * min(latencies), size
@@ -266,8 +266,8 @@ def errors(rows: Sequence[Row]) -> list[MusterError]:
 
 
 def is_slow(best_gb_s: float, usual_gb_s: float) -> bool:
-    """Whether a byte takes more than TIMES times as long as usual."""
-    return best_gb_s * TIMES < usual_gb_s
+    """Whether a byte takes more than SLOW_FACTOR times as long as usual."""
+    return best_gb_s * SLOW_FACTOR < usual_gb_s
 
 
 def slow_ends(rows: Sequence[Row]) -> set[End]:

@@ -166,37 +166,37 @@ class Verdict:
         is_sure: False where the absence of errors means little.
     """
 
-    against: Sequence[MusterError]
-    otherwise: str
+    errors: Sequence[MusterError]
+    answer: str
     is_sure: bool = True
 
     @property
     def word(self) -> Literal["ok", "warning", "failed"]:
-        return "failed" if self.against else "ok" if self.is_sure else "warning"
+        return "failed" if self.errors else "ok" if self.is_sure else "warning"
 
     @property
     def says(self) -> str:
-        more = f", and {len(self.against) - 1} more" if len(self.against) > 1 else ""
-        return self.against[0].wrong + more if self.against else self.otherwise
+        more = f", and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
+        return self.errors[0].wrong + more if self.errors else self.answer
 
     @property
     def code(self) -> int:
-        return ExitCode.FAILED if self.against else ExitCode.DONE
+        return ExitCode.FAILED if self.errors else ExitCode.DONE
 
 
 def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: transport.Transport) -> Verdict:
     """The verdict on pairs of the nodes `hosts`, which are compared with each other."""
-    against = [*([used.error] if used.error else []), *pairwise.errors(rows)]
+    errors = [*([used.error] if used.error else []), *pairwise.errors(rows)]
     if len(hosts) < 2:
         says = "one node: nothing was measured"
     elif len(hosts) == 2:
         says = "two nodes: their link was held against nothing but its own two directions"
-    elif (times := pairwise.differ(rows)) > pairwise.TIMES:
+    elif (times := pairwise.differ(rows)) > pairwise.SLOW_FACTOR:
         # Where most links are slow, as those between two racks may be, none stands out.
         says = f"links differ {times:.1f}-fold, and no node or single link stands out: see which are slow"
     else:
-        return Verdict(against, "no link is slow")
-    return Verdict(against, says, is_sure=False)
+        return Verdict(errors, "no link is slow")
+    return Verdict(errors, says, is_sure=False)
 
 
 def wrong_values(faults: Sequence[collectives.WrongValues]) -> list[MusterError]:
@@ -230,10 +230,10 @@ class Report:
         """Prints the figures and saves a baseline of them, if asked for; returns the exit code."""
         options = self.options
         slow = baseline.find_slow(rows, known) if known else []
-        against = wrong_values(sweep.faults)
+        errors = wrong_values(sweep.faults)
         if used.error is not None:
-            against.append(used.error)
-        against += baseline.errors(slow, options.baseline or "")
+            errors.append(used.error)
+        errors += baseline.errors(slow, options.baseline or "")
         num_rows = sum(bool(row.passes) for row in rows)
         num_held = sum((row.collective, row.size) in known.passes for row in rows) if known else 0
         held = "held against no baseline: --save-baseline FILE keeps one for the next time"
@@ -241,7 +241,7 @@ class Report:
             worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
             held = f"{num_held} of {num_rows} rows are as fast as in {options.baseline}; {worth}"
         right = f"values were right in {sweep.num_checks} checks; {held}"
-        verdict = Verdict(against, right if num_rows else "nothing was measured", is_sure=num_rows > 0)
+        verdict = Verdict(errors, right if num_rows else "nothing was measured", is_sure=num_rows > 0)
         more = {
             "transport": {"network": used.network, "gpudirect": used.gpudirect, "says": used.says, "notes": used.notes},
             "rows": [row.figures() for row in rows],
@@ -282,7 +282,7 @@ class Report:
             "verdict": verdict.word,
             "code": verdict.code,
             "says": verdict.says,
-            "against": [{"wrong": each.wrong, "seen": each.seen, "fix": each.fix} for each in verdict.against],
+            "against": [{"wrong": each.wrong, "seen": each.seen, "fix": each.fix} for each in verdict.errors],
             "setting": asdict(self.setting),
             "hosts": self.world.hosts,
             "about": self.about(),
@@ -296,7 +296,7 @@ class Report:
         self._print([where, *lines])
 
     def _conclude(self, verdict: Verdict) -> None:
-        self._print(["", *map(str, verdict.against)])
+        self._print(["", *map(str, verdict.errors)])
         self._print([f"{verdict.word}: {verdict.says}"], f"bold {ranks.STYLES[verdict.word]}")
 
     def _print(self, lines: Sequence[str], style: str = "") -> None:
@@ -317,7 +317,7 @@ class Report:
     def _save(self, path: Path, rows: Sequence[Row], verdict: Verdict, used: transport.Transport) -> None:
         """Writes the baseline of a run that does not fail, and prints where."""
         line = f"{path} was not written: a run that fails is no baseline"
-        if not verdict.against:
+        if not verdict.errors:
             about = self.about() | {"network": used.network, "gpudirect": used.gpudirect, "nodes": self.world.nodes}
             baseline.write(path, self.setting, rows, about)
             line = f"baseline: {path}"

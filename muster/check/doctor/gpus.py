@@ -23,7 +23,7 @@ NAME = "GPUs"
 SLOWED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
 """NVML's reasons for a lowered clock, by bit, without those that a healthy GPU may have: idleness, a power limit."""
 
-MOST_LINKS = 36
+MAX_LINKS = 36
 """More NVLinks than any GPU has."""
 
 CONTEXT = 256 * 2**20
@@ -126,7 +126,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
     memory = ask("nvmlDeviceGetMemoryInfo", getattr(nvml, "nvmlMemory_v2", None)) or ask("nvmlDeviceGetMemoryInfo")
     mig, rows = ask("nvmlDeviceGetMigMode"), ask("nvmlDeviceGetRemappedRows")
     reasons = ask("nvmlDeviceGetCurrentClocksEventReasons") or ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(MOST_LINKS)]
+    links = [ask("nvmlDeviceGetNvLinkState", link) for link in range(MAX_LINKS)]
     return Gpu(
         index=index,
         uuid=ask("nvmlDeviceGetUUID"),

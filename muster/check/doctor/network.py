@@ -16,7 +16,7 @@ import msgspec
 from muster.check import fabric, ranks
 from muster.check.doctor.finding import Finding, alike, attempt, differences
 from muster.check.options import DoctorOptions
-from muster.interfaces import is_loopback, own_addresses, towards
+from muster.interfaces import is_loopback, own_addresses, source_address
 from muster.paths import text_of
 from muster.train.distributed.world import World
 from muster.units import listed, plural
@@ -104,7 +104,7 @@ def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) 
     """
     if asked := environ.get("GLOO_SOCKET_IFNAME"):
         return next(((name, interfaces[name][0]) for name in asked.split(",") if name in interfaces), ("", ""))
-    address = towards(environ.get("MASTER_ADDR", ""))
+    address = source_address(environ.get("MASTER_ADDR", ""))
     return next((name for name, own in interfaces.items() if address in own), ""), address
 
 

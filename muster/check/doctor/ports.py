@@ -31,7 +31,7 @@ CONNECT_S, ANSWER_S = 6.0, 10.0
 SILENT, STRANGER, CLOSED = "connected, then silence", "another program answers there", "connected, then closed"
 STALLED = "small messages pass, 64 KiB do not"
 
-MOST_AT_ONCE = 64
+MAX_AT_ONCE = 64
 
 _NONCE, _DIGEST, _MUCH = 16, 32, 1 << 16
 
@@ -84,7 +84,7 @@ def gather(world: World, options: DoctorOptions) -> Facts | None:
             return Probe(own.host, other.host, listeners[other.host][0], probe(other.address, *listeners[other.host]))
 
         asked = [other for other in others if is_asking and listeners[other.host][0]]
-        with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
+        with ThreadPoolExecutor(MAX_AT_ONCE) as threads:
             probes = tuple(threads.map(ask, asked))
         gather_hosts(world, None)  # a barrier: the listener is needed until all nodes have asked
     return Facts(own, wrong, probes) if leads_host(world) else None

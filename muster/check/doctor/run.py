@@ -40,7 +40,7 @@ STEPS: tuple[tuple[str, tuple[Subject, ...]], ...] = (
 HARMLESS = {"shm", "checkpoints"}
 """`Finding.about` of failures that do not stop ranks from communicating: the collectives are tried nonetheless."""
 
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 """The most findings that are printed: of a problem on hundreds of nodes the first ones are enough."""
 
 
@@ -218,11 +218,11 @@ def print_all(screen: Console, report: Report, world: World | None) -> None:
     if report.parts:
         screen.print(_table(report.parts))
     findings = report.findings
-    for finding in findings[:MOST_SHOWN]:
+    for finding in findings[:MAX_SHOWN]:
         _, _, rest = str(finding).partition(":")
         screen.print(Text.assemble((finding.level, ranks.STYLES[finding.level]), ":", rest))
-    if len(findings) > MOST_SHOWN:
-        screen.print(Text(f"and {len(findings) - MOST_SHOWN} more: --json has them all", style="dim"))
+    if len(findings) > MAX_SHOWN:
+        screen.print(Text(f"and {len(findings) - MAX_SHOWN} more: --json has them all", style="dim"))
     word = worst(findings)
     screen.print(Text(f"{word}: {conclusion(findings)}", style=f"bold {ranks.STYLES[word]}"))
 

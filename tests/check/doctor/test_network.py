@@ -127,7 +127,7 @@ def test_two_nodes_of_one_name() -> None:
 def test_the_interface_is_the_one_that_the_ranks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the way to the first node it may be another one."""
     monkeypatch.setattr(network, "own_addresses", lambda: {"eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"]})
-    monkeypatch.setattr(network, "towards", lambda host: "10.0.0.5")
+    monkeypatch.setattr(network, "source_address", lambda host: "10.0.0.5")
     world = World(rank=1, world_size=2, host="b", hosts=("b", "b"))
     for told, interface, address in (("ib0", "ib0", "10.1.0.5"), ("", "eth0", "10.0.0.5")):
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", told)

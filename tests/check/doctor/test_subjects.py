@@ -61,7 +61,7 @@ def test_a_look_that_fails_costs_only_its_own_answer(monkeypatch: pytest.MonkeyP
     for module, name in (
         (network, "own_addresses"),
         (network, "ports"),
-        (network, "towards"),
+        (network, "source_address"),
         (software, "packages"),
     ):
         monkeypatch.setattr(module, name, fail)

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from muster.entrypoint.agent import rendezvous
 from muster.entrypoint.agent.failures import cause_of
-from muster.entrypoint.agent.rendezvous import call, handler_of
+from muster.entrypoint.agent.rendezvous import handler_of, wait_for_all
 from muster.entrypoint.rendezvous.network import free_port
 from muster.errors import MusterError
 
@@ -47,13 +47,13 @@ def test_a_second_process_of_a_node_is_refused_where_the_nodes_meet() -> None:
     """As pbsdsh starts them: one for each line of the job's file of nodes."""
     store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    second = Thread(target=call, args=(meeting.clone(), 1, 2, timedelta(seconds=5)))
+    second = Thread(target=wait_for_all, args=(meeting.clone(), 1, 2, timedelta(seconds=5)))
     second.start()
-    call(meeting, 0, 2, timedelta(seconds=5))
+    wait_for_all(meeting, 0, 2, timedelta(seconds=5))
     second.join()
     for node_rank in (0, 1):
         with pytest.raises(MusterError, match=f"two processes take themselves for node rank {node_rank}"):
-            call(meeting, node_rank, 2, timedelta(seconds=5))
+            wait_for_all(meeting, node_rank, 2, timedelta(seconds=5))
 
 
 @pytest.mark.parametrize("has_come", [False, True])
@@ -74,7 +74,7 @@ def test_a_node_that_a_signal_ends_as_it_comes_may_come_again(has_come: bool, mo
 
     monkeypatch.setattr(rendezvous, "PrefixStore", Interrupted)
     with pytest.raises(SignalException):
-        call(meeting.clone(), 1, 2, timedelta(seconds=5))
+        wait_for_all(meeting.clone(), 1, 2, timedelta(seconds=5))
     assert others.check(["came/1"]) == has_come
 
 
@@ -83,9 +83,9 @@ def test_nodes_that_differ_in_their_number_are_refused_where_they_meet() -> None
     store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(TimeoutError, match="node rank 1 did not come"):
-        call(meeting, 0, 2, timedelta(seconds=0))
+        wait_for_all(meeting, 0, 2, timedelta(seconds=0))
     with pytest.raises(MusterError, match="how many they are"):
-        call(meeting, 1, 3, timedelta(seconds=0))
+        wait_for_all(meeting, 1, 3, timedelta(seconds=0))
 
 
 REFUSAL = {"wrong": "node01 can't take part: the driver is too old", "seen": "driver 470", "fix": "ask", "code": 2}
@@ -105,7 +105,7 @@ def test_a_node_that_cannot_take_part_is_known_to_all_that_come(
     def come(node_rank: int) -> None:
         own = meeting.clone() if node_rank else meeting
         try:
-            call(own, node_rank, 3, timedelta(seconds=60), json.dumps(REFUSAL) if node_rank == refusing else "")
+            wait_for_all(own, node_rank, 3, timedelta(seconds=60), json.dumps(REFUSAL) if node_rank == refusing else "")
         except MusterError as refusal:
             heard[node_rank] = refusal
 

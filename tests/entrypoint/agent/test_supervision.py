@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from muster.entrypoint.agent.agent import LEFT, TIE, leave
+from muster.entrypoint.agent.agent import LEFT, STARTER, leave
 from muster.entrypoint.agent.nodes import Nodes
 from muster.paths import ROOT
 from muster.processes import how_ended
@@ -273,7 +273,7 @@ def test_on_one_node_nothing_listens_to_other_hosts(tmp_path: Path, words: tuple
 
 
 def test_a_program_that_is_not_there_is_told_without_a_traceback() -> None:
-    words = [sys.executable, "-I", "-S", "-c", TIE, str(os.getpid()), "/no/such\x1b[2Jprogram"]
+    words = [sys.executable, "-I", "-S", "-c", STARTER, str(os.getpid()), "/no/such\x1b[2Jprogram"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 3)
     assert "/no/such" in done.stderr

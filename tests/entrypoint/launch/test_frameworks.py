@@ -201,8 +201,8 @@ def test_without_hosts_the_meeting_is_open(name: str) -> None:
     allocation, meeting = placed(env)
     assert (allocation.rank, allocation.world_size, allocation.hosts) == (3, 4, ())
     assert meeting.master_addr is None
-    assert address.is_open(meeting, allocation)
+    assert address.needs_file(meeting, allocation)
     allocation, meeting = placed(replace(env, variables={**env, "MASTER_ADDR": "a"}))
     assert meeting.master_addr == "a"
     assert meeting.master_port is not None
-    assert not address.is_open(meeting, allocation)
+    assert not address.needs_file(meeting, allocation)

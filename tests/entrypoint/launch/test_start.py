@@ -263,9 +263,9 @@ def test_a_warning_that_comes_early_is_kept_for_what_listens_and_ends_what_does_
     script = Program("script", ("a.py",))
     agent, spawning = LaunchOptions(nproc_per_node="2"), LaunchOptions(nproc_per_node="2", spawn=2)
     alone = Environment({}, host="a")
-    assert [planned(alone, options, script).hears for options in (agent, spawning)] == [True, True]
+    assert [planned(alone, options, script).handles_signals for options in (agent, spawning)] == [True, True]
     rank = recorded("c_srun_N2_2per.node02.2")
-    assert [planned(rank, program=program).hears for program in (script, TRAINER)] == [False, True]
+    assert [planned(rank, program=program).handles_signals for program in (script, TRAINER)] == [False, True]
 
 
 def test_a_program_of_its_own_in_worker_mode() -> None:

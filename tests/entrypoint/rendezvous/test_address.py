@@ -138,7 +138,7 @@ def test_pods_that_a_list_names_need_no_shared_folder() -> None:
         env = recording.load(FOLDERS / "documented" / f"volcano_workers.job-worker-{pod}.{pod}.env")
         allocation = detect(env)
         meetings.append(rendezvous.meet(allocation, env, LaunchOptions()))
-        assert not rendezvous.is_open(meetings[-1], allocation)
+        assert not rendezvous.needs_file(meetings[-1], allocation)
     assert {meeting.master_addr for meeting in meetings} == {"job-worker-0.job"}
     assert len({meeting.master_port for meeting in meetings}) == 1
 
@@ -195,11 +195,11 @@ def test_an_address_of_another_node_than_the_first_is_refused(address: str) -> N
 @pytest.mark.parametrize(
     ("size", "local_size", "is_open"), [(2, 1, True), (2, 2, True), (1, 1, False)], ids=["nodes", "tasks", "alone"]
 )
-def test_processes_that_no_list_names_have_to_find_each_other(size: int, local_size: int, is_open: bool) -> None:
+def test_processes_that_no_list_names_have_to_find_each_other(size: int, local_size: int, needs_file: bool) -> None:
     ranks = {"PMI_RANK": "0", "PMI_SIZE": str(size), "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": str(local_size)}
     env = Environment(ranks, host="a")
     found = detect(env)
-    assert rendezvous.is_open(rendezvous.meet(found, env, LaunchOptions()), found) == is_open
+    assert rendezvous.needs_file(rendezvous.meet(found, env, LaunchOptions()), found) == needs_file
 
 
 def test_a_name_with_addresses_of_both_kinds_leads_to_that_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:

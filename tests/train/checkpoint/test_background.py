@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.staging import DefaultStager
 from muster import interruption
 from muster.errors import MusterError
 from muster.train.checkpoint import manager as checkpoint, storage
-from muster.train.checkpoint.manager import CheckpointManager, TrainState, misfit, open_stager
+from muster.train.checkpoint.manager import CheckpointManager, TrainState, first_mismatch, open_stager
 from muster.train.distributed.world import World
 from tests.train.comparing import LIMIT, STEPS, TEXT, apart
 
@@ -180,7 +180,7 @@ def test_moments_come_back_and_hyperparameters_stay_the_users(manager, tmp_path,
     manager.wait()
     [path] = checkpoint.saved(tmp_path)
     index = storage.read_index(path)
-    assert misfit(index, other[0]) is None
+    assert first_mismatch(index, other[0]) is None
     other[1].param_groups[0]["lr"] = one[1].param_groups[0]["lr"] = 0.125
     TrainState(model=other[0], optimizer=other[1]).fill(path, index, 0, None)
     step(*one)
@@ -195,8 +195,8 @@ def test_weights_of_another_shape_are_named(manager, tmp_path):
     manager.save({"model": torch.nn.Linear(3, 4).state_dict()}, 1)
     manager.wait()
     index = storage.read_index(checkpoint.saved(tmp_path)[0])
-    assert misfit(index, torch.nn.Linear(3, 5)) == "bias is [4] there, and [5] here"
-    assert misfit(index, torch.nn.Linear(3, 4, bias=False)) == "bias is [4] there, and none here"
+    assert first_mismatch(index, torch.nn.Linear(3, 5)) == "bias is [4] there, and [5] here"
+    assert first_mismatch(index, torch.nn.Linear(3, 4, bias=False)) == "bias is [4] there, and none here"
 
 
 # Each rank says how many bytes of a checkpoint it copies before it goes on.

@@ -11,7 +11,7 @@ from torch import nn
 from muster.config import Options
 from muster.train.models import gpt, images
 from muster.train.reporting.metrics import Energy
-from muster.train.reporting.summary import count_flops, joules, peak_flops
+from muster.train.reporting.summary import count_flops, energy_of, peak_flops
 
 
 @pytest.mark.parametrize(("name", "seq_len"), [("gpt-tiny", 128), ("gpt-small", 256), ("gpt-8b", 2048)])
@@ -154,9 +154,9 @@ def test_where_nvml_fails_nothing_is_known(monkeypatch, failing):
 
 
 def test_energy_of_a_run_is_known_where_every_rank_knows_its_own():
-    assert joules([10.0, 20.0], 60, "images") == {"energy_j": 30.0, "energy_j_per_image": 0.5}
-    assert joules([10.0, None], 60, "tokens") == {"energy_j": None, "energy_j_per_token": None}
-    assert joules([None], 60, "images") == {"energy_j": None, "energy_j_per_image": None}
+    assert energy_of([10.0, 20.0], 60, "images") == {"energy_j": 30.0, "energy_j_per_image": 0.5}
+    assert energy_of([10.0, None], 60, "tokens") == {"energy_j": None, "energy_j_per_token": None}
+    assert energy_of([None], 60, "images") == {"energy_j": None, "energy_j_per_image": None}
 
 
 def test_a_card_that_tells_no_more_ends_no_training(monkeypatch):

@@ -74,6 +74,6 @@ def test_dealing_keeps_the_groups_of_an_optimizer():
     groups = [{"params": weights[:2], "weight_decay": 0.5}, {"params": weights[2:], "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     assert [[part.numel() for part in dealt] for dealt in ddp.partition(weights, 3)] == [[6], [4, 1], [3, 2]]
-    ddp.DDP(World(rank=1, world_size=3), Options(zero1=True)).divide(optimizer)
+    ddp.DDP(World(rank=1, world_size=3), Options(zero1=True)).shard_optimizer(optimizer)
     assert [[part.numel() for part in group["params"]] for group in optimizer.param_groups] == [[1], [4]]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]

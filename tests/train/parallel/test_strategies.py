@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from muster.config import STRATEGIES, WHICH, Options
+from muster.config import GUIDE, STRATEGIES, Options
 from muster.train import parallel
 from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
@@ -81,7 +81,7 @@ def test_what_is_for_one_process_refuses_two(train, tmp_path, name):
 
 
 def test_the_help_says_which_is_for_what():
-    lines = WHICH.splitlines()
+    lines = GUIDE.splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(STRATEGIES)
     assert max(map(len, lines)) < 79
 
