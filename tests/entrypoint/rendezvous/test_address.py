@@ -193,7 +193,7 @@ def test_an_address_of_another_node_than_the_first_is_refused(address: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("size", "local_size", "is_open"), [(2, 1, True), (2, 2, True), (1, 1, False)], ids=["nodes", "tasks", "alone"]
+    ("size", "local_size", "needs_file"), [(2, 1, True), (2, 2, True), (1, 1, False)], ids=["nodes", "tasks", "alone"]
 )
 def test_processes_that_no_list_names_have_to_find_each_other(size: int, local_size: int, needs_file: bool) -> None:
     ranks = {"PMI_RANK": "0", "PMI_SIZE": str(size), "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": str(local_size)}

@@ -16,7 +16,7 @@ from muster.train.__main__ import parse
 from muster.train.checkpoint import manager as checkpoint
 from muster.train.distributed.world import World
 from muster.train.health import memory
-from muster.train.health.memory import explain, find, turns
+from muster.train.health.memory import explain, find, memory_options
 from tests.train.conftest import bare, environment
 
 DEADLINE_S = 120
@@ -152,7 +152,7 @@ def test_what_is_taken_for_it(error, is_memory):
     ],
 )
 def test_what_is_to_turn(argv, world_size, words):
-    found = turns(*parse(argv), world_size)
+    found = memory_options(*parse(argv), world_size)
     assert len(found) == len(words)
     assert all(word in turn for word, turn in zip(words, found, strict=True))
     # Each option named is one that there is.
