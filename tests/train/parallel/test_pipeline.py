@@ -66,9 +66,10 @@ def test_the_wait_is_measured_and_told(train, summary_of, tmp_path):
 
 
 def test_the_share_of_the_wait_is_what_the_stages_leave_of_the_time():
-    busy, turns = (SimpleNamespace(total=lambda seconds=seconds: seconds) for seconds in (3.0, 4.0))
-    plan = pipeline.Pipeline(World(world_size=2), Options())
-    shares = pipeline.StagedGradients.report(SimpleNamespace(busy=busy, turns=turns, world=World(), plan=plan))
+    stage, schedule = (SimpleNamespace(total=lambda seconds=seconds: seconds) for seconds in (3.0, 4.0))
+    strategy = pipeline.Pipeline(World(world_size=2), Options())
+    gradients = SimpleNamespace(stage_time=stage, schedule_time=schedule, world=World(), strategy=strategy)
+    shares = pipeline.StagedGradients.report(gradients)
     assert shares == {"bubble_share": 0.25, "ideal_bubble_share": 0.2}
 
 
