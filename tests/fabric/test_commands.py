@@ -25,8 +25,8 @@ import functools, sys
 from pathlib import Path
 from muster.entrypoint import cli
 from muster.entrypoint.fabric import launch
-places = launch.Roots(Path({host!r}), Path({nothing!r}), Path({nothing!r}))
-launch.inject = functools.partial(launch.inject, places=places)
+roots = launch.Roots(Path({host!r}), Path({nothing!r}), Path({nothing!r}))
+launch.inject = functools.partial(launch.inject, roots=roots)
 sys.argv = {argv!r}
 getattr(cli, sys.argv[0])()
 """

@@ -44,7 +44,7 @@ def proved(folder: Path, host: Path, torch: Path, monkeypatch: pytest.MonkeyPatc
     (folder / "own/dev").mkdir(parents=True)
     (folder / "own/dev/cxi0").touch()
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "LOADED": str(folder / "loaded")}
-    launch.for_need(Need(2, True), env, places=Roots(host, folder / "bound", folder / "own"))
+    launch.for_need(Need(2, True), env, roots=Roots(host, folder / "bound", folder / "own"))
     return nodes.loaded(folder / "loaded")
 
 
