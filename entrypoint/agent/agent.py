@@ -253,7 +253,7 @@ class Agent(LocalElasticAgent):
                 if isinstance(worker_group.spec.rdzv_handler, rendezvous.StaticNodes) or not self._remaining_restarts:
                     raise
                 self._remaining_restarts -= 1
-                notify(f"muster: a node that had come is gone: the others meet again ({str(error).splitlines()[0]})")
+                notify(f"muster: a node joined and then ended: the others meet again ({str(error).splitlines()[0]})")
 
     def _assign_worker_ranks(self, *place: Any) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         torchs: Any = super()
@@ -441,7 +441,7 @@ def warn_if_no_group(group: Any) -> None:
     if all(key.startswith((f"{handler.get_run_id()}/", "muster/")) for key in keys):  # the agents' own
         notify(
             f"muster: none of the {world_size} ranks opened a process group: each has run the whole script by itself, "
-            "and a file that it writes was written by all. To train together: torch.distributed.init_process_group() "
+            "so its output files were written by each rank. To train together: torch.distributed.init_process_group() "
             "and DistributedDataParallel; to run once: --nproc-per-node 1"
         )
 

@@ -23,11 +23,11 @@ WARNED = (-10, -12, -15)
 
 FIX_BY_SIGNAL = {
     "SIGKILL": "most often memory: ask the scheduler for more, or take a smaller batch or fewer data workers",
-    "SIGABRT": "on GPUs most often NCCL, as a collective was out of time: look in the logs for the rank that did not "
-    "come to it; where it may take as long: a longer time-out (train, bench: --timeout-s). On CPUs, at the end of a "
-    "script that has done its work, a thread of gloo's that was not done: flush what was printed, then os._exit(0)",
-    "SIGBUS": "/dev/shm is full (docker run --shm-size=8g; a training: no data workers), or a file became shorter",
-    "SIGSEGV": "a fault in compiled code: with PYTHONFAULTHANDLER=1 Python shows which line of an own script called it",
+    "SIGABRT": "on GPUs most often NCCL, because a collective timed out: look in the logs for the rank that did not "
+    "reach it; if it can take that long: a longer time-out (train, bench: --timeout-s). On CPUs, at the end of a "
+    "script that has done its work, a thread of gloo that still ran: flush what was printed, then os._exit(0)",
+    "SIGBUS": "/dev/shm is full (docker run --shm-size=8g; a training: no data workers), or a file shrank while in use",
+    "SIGSEGV": "an error in compiled code: with PYTHONFAULTHANDLER=1 Python shows which line of your script called it",
 }
 
 
@@ -75,14 +75,14 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
     rank = first_of({rank: failures[rank] for rank in unreported})
     first = failures[rank]
     how = how_ended(first.exitcode)
-    more = "--debug shows its traceback" if is_ours() else "--tee 3 --log-dir FOLDER tells the ranks' lines apart"
-    fix = f"read what it said above; {more}"
+    more = "--debug shows its traceback" if is_ours() else "--tee 3 --log-dir FOLDER shows which rank printed each line"
+    fix = f"read its output above; {more}"
     if first.pid in status.ended:
-        how, fix = f"was ended: {status.ended[first.pid]}", "look what that rank's node said"
+        how, fix = f"was ended: {status.ended[first.pid]}", "read the output of that rank's node"
     elif status.elsewhere and first.exitcode != ExitCode.USER_MUST_CHANGE:  # a wrong option follows from no other rank
-        how, fix = f"{how} after another: {status.elsewhere}", "look what that rank's node said"
+        how, fix = f"{how} after another: {status.elsewhere}", "read the output of that rank's node"
     elif is_ours() and first.exitcode == ExitCode.INTERRUPTED:
-        how = "was interrupted by SIGINT, which did not come to its launch"
+        how = "was interrupted by SIGINT, which did not reach the launch itself"
         fix = RESUME if is_training() else "the same command starts it again"
     elif is_ours() and not is_training() and first.exitcode == -signal.SIGKILL:
         fix = "most often memory: ask the scheduler for more; muster bench takes less with a smaller --max-size"
@@ -148,21 +148,21 @@ def not_met(address: str, port: int, num_nodes: str, error: Exception) -> Muster
         return MusterError(f"port {port} on {host} is taken", seen=seen, fix=fix)
     if isinstance(error, AttributeError) and torch.__version__ < "2.10":  # which lacks what the agent reads
         fix = "torch 2.10 or newer in this environment; PYTHONPATH may bring another"
-        return MusterError("the agent does not fit this torch", seen=f"torch {torch.__version__}: {seen}", fix=fix)
+        return MusterError("the agent can't run with this torch", seen=f"torch {torch.__version__}: {seen}", fix=fix)
     wrong = f"{host} did not meet the others at {address}:{port}"
-    fix = f"look whether all {num_nodes} nodes have started it, and can reach the port; a slow start: --rdzv-timeout N"
+    fix = f"check that all {num_nodes} nodes started it, and can reach the port; for a slow start: --rdzv-timeout N"
     return MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
 
 
 def lost_nodes(address: str, port: int, error: Exception) -> MusterError:
     """The error for nodes that had met, and then lost each other."""
-    host, fix = socket.gethostname(), "look what the other nodes said"
+    host, fix = socket.gethostname(), "read the output of the other nodes"
     if isinstance(error, RendezvousClosedError):
         wrong = f"{host} did not start its ranks again: another node has ended the launch"
     elif isinstance(error, RendezvousTimeoutError):
-        wrong, fix = f"{host} waited in vain for enough nodes to start again", f"--nnodes=MIN:MAX, or {fix}"
+        wrong, fix = f"{host} waited for enough nodes to start again, and too few came", f"--nnodes=MIN:MAX, or {fix}"
     else:
-        wrong = f"{host} has lost the node at {address}:{port}, by which all meet: without it none can start again"
+        wrong = f"{host} has lost the node at {address}:{port}, where all meet: without it none can start again"
         fix = "start the job again, without that node"
     fix += f"; {RESUME}" if is_training() else ""
     return MusterError(wrong, seen=_in_one_line(error), fix=fix, code=ExitCode.FAILED)

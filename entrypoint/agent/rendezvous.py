@@ -132,14 +132,14 @@ def wait_for_all(store: Any, node_rank: int, num_nodes: int, limit: timedelta, r
     here = PrefixStore("muster", store)
     if (others := here.compare_set("num_nodes", "", str(num_nodes)).decode()) != str(num_nodes):
         seen = f"{num_nodes} here, {others} elsewhere"
-        raise MusterError("the nodes differ in how many they are", seen=seen, fix="give all of them the same --nnodes")
+        raise MusterError("the nodes were given different numbers of nodes", seen=seen, fix="the same --nnodes on all")
     if refusal:
         here.set(REFUSAL, refusal)
     own, key = f"{socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}", f"came/{node_rank}"
     try:
         if (first := here.compare_set(key, "", own).decode()) != own:
             raise MusterError(
-                f"two processes take themselves for node rank {node_rank}: one was started twice or has a wrong place",
+                f"two processes have node rank {node_rank}: one was started twice, or has the wrong node rank",
                 seen=" and ".join(each.rpartition(", ")[0] for each in (first, own)),
                 fix="start one process on each node, each with a node rank of its own",
             )

@@ -132,7 +132,7 @@ def test_a_rank_that_was_interrupted_without_its_launch(
     monkeypatch.setenv("MUSTER_COMMAND", "train ddp")
     assert report({1: failure(101, 130, 99)}, Status(workers={101})) == 1
     said = capsys.readouterr().err
-    assert "was interrupted by SIGINT, which did not come to its launch" in said
+    assert "was interrupted by SIGINT, which did not reach the launch itself" in said
     assert "--resume" in said
 
 
