@@ -151,7 +151,7 @@ def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
     # Options after `muster run` may be a script's.
     if not typed or {*HELP_NAMES, "--version"} & set(typed[:2] if typed[0] == "run" else typed):
         fix = f"{shlex.join(words)}, without a job" if typed else "train ddp, or another strategy"
-        raise MusterError("a job of this command would do nothing", seen=shlex.join(words), fix=fix)
+        raise MusterError("a job with this command would do nothing", seen=shlex.join(words), fix=fix)
     if words[0] == "train":
         _run(_trainings(check), "train", with_file(typed) if is_here else typed, typed)
         return
@@ -179,7 +179,7 @@ def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, num_nod
         )
     if launch.node_rank is not None and num_nodes > 1:
         raise MusterError(
-            f"--node-rank is that of one node, and this job runs the command on each of {num_nodes}",
+            f"--node-rank is for one node, and this job runs the command on all {num_nodes} nodes",
             seen=shlex.join(words),
             fix="leave --node-rank out: each node finds its own",
         )
@@ -275,7 +275,7 @@ def _commands() -> typer.Typer:
     app.command("job", cls=Command, help="Print a job script for a site; 'muster job list' names them.")(
         command(_job, JobOptions, site=site, command=Annotated[list[str] | None, last])
     )
-    app.command("site", cls=Command, help="Show what is known of this site, or a profile says.")(site_commands.site)
+    app.command("site", cls=Command, help="Show the profile of this site, or of another one.")(site_commands.site)
     fabric_commands.add_to(app)
     _detailed(app, "env", "Print variables for other frameworks, or a container's options.")(
         command(_env, LaunchOptions, EnvOptions)
@@ -293,9 +293,9 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
         options_given = sys.argv[2 : len(sys.argv) - len(script)]
         kept = [word for word in options_given if word not in ("-m", "--module", "--no-python")]
         rest = script[place:] if place else own
-        wrong = "a launcher in each rank would start a world of its own there: muster run stands in its place"
+        wrong = "this launcher would start ranks of its own in each rank: muster run takes its place"
         raise MusterError(
-            f"each rank would start {script[0]} anew: muster run stands after it" if place else wrong,
+            f"each rank would start {script[0]} again: muster run has to come after it" if place else wrong,
             seen=shlex.join(["muster", *sys.argv[1:]]),
             fix=shlex.join([*script[:place], "muster", "run", *kept, *(rest or ["SCRIPT.py"])]),
         )
@@ -308,7 +308,7 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
             fix = shlex.join(["muster", "run", "--no-python", *sys.argv[2:]]) if script else "muster run SCRIPT.py"
             raise MusterError("no script after python", seen=shlex.join(["muster", *sys.argv[1:]]), fix=fix)
     if how.module and how.no_python:
-        raise MusterError("a module is run by python", seen="-m with --no-python", fix="give one of the two")
+        raise MusterError("a module can't run without python", seen="-m with --no-python", fix="give one of the two")
     kind = "module" if how.module else "program" if how.no_python else "script"
     if how.framework != "torch" and kind == "script" and not script[0].endswith(".py"):
         kind = "program"
@@ -332,7 +332,7 @@ def _check_program(program: Program) -> None:
             raise MusterError(wrong, seen=path, fix=fix)
         _check_is_python(script, program.words[1:])
     elif shutil.which(path) is None:
-        fix = "the path of an executable file, such as ./PROGRAM; for a script of Python: python SCRIPT"
+        fix = "the path of an executable file, such as ./PROGRAM; for a Python script: python SCRIPT"
         raise MusterError("there is no such program, or it can't be run", seen=path, fix=fix)
 
 
@@ -344,7 +344,7 @@ def _check_is_python(path: str, arguments: Sequence[str]) -> None:
         seen = "a compiled program" if first.startswith(b"\x7fELF") else first.decode(errors="replace").strip()
         # Without a folder it would be looked for on PATH.
         fix = shlex.join(["muster", "run", "--no-python", path if "/" in path else f"./{path}", *arguments])
-        raise MusterError(f"{path} is no script of Python", seen=one_line(seen), fix=fix)
+        raise MusterError(f"{path} is no Python script", seen=one_line(seen), fix=fix)
 
 
 def _check_is_module(name: str) -> None:
@@ -409,16 +409,16 @@ def _env(options: LaunchOptions, wanted: EnvOptions) -> None:
     context = start.find(env, options, ["muster", "env"])
     allocation = context.allocation
     if context.rendezvous.master_addr is None:  # a launch would agree on it by a file
-        wrong, seen = "nothing here tells the address of node rank 0", context.rendezvous.sources["master_addr"]
+        wrong, seen = "the address of node rank 0 is unknown here", context.rendezvous.sources["master_addr"]
         fix = "--master-addr HOST, the same in each process; or muster run SCRIPT, which finds it by a file"
-        raise MusterError(wrong, seen=f"{allocation.num_nodes} nodes, no list of them; left to {seen}", fix=fix)
+        raise MusterError(wrong, seen=f"{allocation.num_nodes} nodes, no list of them; a launch uses {seen}", fix=fix)
     port = context.rendezvous.master_port or address.FIRST_PORT
     given, name = context.options.nproc_per_node, options.nproc_name
     if given and allocation.mode == "agent" and allocation.nproc_per_node > 1:
         raise MusterError(
-            "a shell is one process, and nothing here would start the others",
+            "a shell is one process, and muster env starts no others",
             seen=f"{name}={given}",
-            fix=f"muster run SCRIPT starts them; or one task for each of them, and no {name}",
+            fix=f"muster run SCRIPT starts them; or start one task for each of them, without {name}",
         )
     found = frameworks.VARIABLES[wanted.format or "torch"](allocation.of_tasks(), context.rendezvous, port)
     print(show.exports(found))
@@ -498,5 +498,5 @@ def _usage(error: Any, typed: list[str], path: str) -> MusterError:
         fix = shlex.join(["train", *typed[2 if typed[1] == "train" else 1 :]])
     if path == "train" and typed[1].lower() in STRATEGIES:
         fix = shlex.join(["train", typed[1].lower(), *typed[2:]])
-    extra = "options begin with --, and values with blanks stand in quotes; " if "extra argument" in wrong else ""
+    extra = "options begin with --, and values with blanks need quotes; " if "extra argument" in wrong else ""
     return MusterError(wrong, seen=shlex.join(typed), fix=fix or f"{extra}{path} --help lists what there is")

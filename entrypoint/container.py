@@ -65,7 +65,7 @@ def docker(env: Environment) -> ContainerOptions:
     # The job's host lists have this host's own name, which the container gets with the host's network.
     words += ["--network" if job.num_nodes != 1 else "--uts", "host"]
     if not is_job:
-        notes.append("no variables of a job are here: the names of all that could be; files and nodes are not known")
+        notes.append("no variables of a job are here: all that a job may set are passed; files and nodes are unknown")
     return ContainerOptions(tuple(words), tuple(notes))
 
 
@@ -87,11 +87,11 @@ def apptainer(env: Environment) -> ContainerOptions:
             raise _unusable("apptainer's --bind takes no colons, commas and control characters", path)
         words += ["--bind", path]
     if evaluated:
-        notes.append(f"left out, as Apptainer has a shell read what is in them: {', '.join(evaluated)}")
+        notes.append(f"left out, as Apptainer's shell evaluates their values: {', '.join(evaluated)}")
     if all(map(_NO_JOB.fullmatch, present)):
         notes.append("no variables of a job are here")
     elif not _found(env)[1]:
-        notes.append("these values are this process's: what a launcher is yet to start has to ask for its own")
+        notes.append("these are this process's values: a process that a launcher starts later has to run this itself")
     return ContainerOptions(tuple(map(shlex.quote, words)), tuple(notes))
 
 

@@ -67,8 +67,8 @@ class Environment(Mapping[str, str]):
                 'eval "apptainer exec --cleanenv $(muster env --apptainer-args) IMAGE COMMAND"'
             )
         if name in ("docker", "podman"):
-            return f"{name} passes none by itself: {name} run $(muster env --docker-args) IMAGE COMMAND"
-        return "into a container pass all of the scheduler's variables"
+            return f"{name} passes no variables by itself: {name} run $(muster env --docker-args) IMAGE COMMAND"
+        return "pass all of the scheduler's variables into a container"
 
     def bind_option(self, path: str) -> str:
         """The option that shows the file `path` (quoted for a shell) to a container of this process's engine."""

@@ -24,12 +24,12 @@ class LaunchOptions:
     """The user's options for a launch; those that are None are detected, or have a default."""
 
     nnodes: Annotated[str | None, _launch(help="Number of nodes; MIN:MAX goes on with fewer when some die.")] = None
-    node_rank: Annotated[int | None, _launch(help="Which of them this is, from 0.", min=0)] = None
+    node_rank: Annotated[int | None, _launch(help="Rank of this node, from 0.", min=0)] = None
     nproc_per_node: Annotated[str | None, _launch(help="Processes on each node: a number, gpu, cpu or auto.")] = None
     max_restarts: Annotated[
         int | None,
         _launch(
-            help="How often the ranks are started anew when one dies; trainings go on from their last checkpoint. "
+            help="How often the ranks are started again when one dies; trainings go on from their last checkpoint. "
             "Default: 0, and 3 with --nnodes MIN:MAX.",
             min=0,
         ),
@@ -38,17 +38,17 @@ class LaunchOptions:
         Literal["node", "socket", "exclusive", "core-complex"] | None,
         _launch(help="Bind each rank to the cores near its GPU, as torchrun does it; needs GPUs and numactl."),
     ] = None
-    spawn: Annotated[int | None, _launch(help="Start so many processes by torch.multiprocessing.", min=1)] = None
+    spawn: Annotated[int | None, _launch(help="Start this many processes by torch.multiprocessing.", min=1)] = None
     master_addr: Annotated[str | None, _launch(help="Name or address of the node with node rank 0.")] = None
     master_port: Annotated[int | None, _launch(help="Free port on that node.", min=1, max=65535)] = None
     rendezvous_dir: Annotated[
         str,
-        _launch(help="Folder that all hosts share, by which the ranks find each other where no list names the hosts."),
+        _launch(help="Folder that all hosts share, where the ranks find each other if there is no list of the hosts."),
     ] = "."
     address_suffix: Annotated[
         str,
         _launch(
-            help="What the fabric's names have after the host's: i for host jwb0001 with the address jwb0001i.",
+            help="Suffix of the hosts' names on the fabric: i, if host jwb0001 has the name jwb0001i there.",
             envvar="MUSTER_ADDRESS_SUFFIX",
         ),
     ] = ""
@@ -63,7 +63,7 @@ class LaunchOptions:
     site: Annotated[
         str,
         _host(
-            help="Whose profile gives defaults: a site's name or file; auto recognises it, off takes none.",
+            help="Site whose profile gives defaults: its name or file; auto recognises it, off uses none.",
             envvar="MUSTER_SITE",
         ),
     ] = "auto"
@@ -139,7 +139,7 @@ class TorchrunOptions:
 
     standalone: Annotated[bool, _torchrun("--standalone", help="As --nnodes 1.")] = False
     rdzv_backend: Annotated[
-        Literal["static", "c10d"] | None, _torchrun(help="Accepted, and without effect: both meet at the same place.")
+        Literal["static", "c10d"] | None, _torchrun(help="Without effect: nodes meet at the same place with both.")
     ] = None
     rdzv_endpoint: Annotated[str | None, _torchrun(help="HOST:PORT, as --master-addr and --master-port.")] = None
     rdzv_conf: Annotated[str, _torchrun(help="join_timeout=SECONDS or timeout=SECONDS, as --rdzv-timeout.")] = ""
@@ -158,7 +158,7 @@ class TorchrunOptions:
     duplicate_stdout_filters: Annotated[str | None, _torchrun(help="Lines that go to one more file.")] = None
     duplicate_stderr_filters: Annotated[str | None, _torchrun(help="Lines that go to one more file.")] = None
     event_log_handler: Annotated[str | None, _torchrun(help="Name of a plug-in for events.")] = None
-    monitor_interval: Annotated[float | None, _torchrun(help="Seconds between looks at the ranks.", min=0.001)] = None
+    monitor_interval: Annotated[float | None, _torchrun(help="Seconds between checks of the ranks.", min=0.001)] = None
     shutdown_timeout: Annotated[int | None, _torchrun(help="Seconds from SIGTERM to SIGKILL: 30.", min=0)] = None
     start_method: Annotated[Literal["spawn", "fork", "forkserver"] | None, _torchrun(help="For functions only.")] = None
     run_path: Annotated[bool, _torchrun("--run-path", help="Run SCRIPT by runpy.")] = False
@@ -201,9 +201,9 @@ class TorchrunOptions:
         for word in filter(None, self.rdzv_conf.split(",")):
             if (seconds := re.fullmatch("(?:join_)?timeout=(0*[1-9][0-9]{0,5})", word)) is None:
                 raise MusterError(
-                    "of --rdzv-conf only the time-out is yours: the launch decides the rest by the job",
+                    "only the time-out of --rdzv-conf can be set: the launch decides the rest by the job",
                     seen=f"--rdzv-conf={self.rdzv_conf}",
-                    fix="leave it out; a time-out by --rdzv-timeout SECONDS",
+                    fix="leave it out; for a time-out: --rdzv-timeout SECONDS",
                 )
             options = replace(options, rdzv_timeout=int(seconds[1]))
         # torch names a folder after it.
@@ -213,7 +213,7 @@ class TorchrunOptions:
         handled = {"SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT"}
         if not set(filter(None, self.signals_to_handle.split(","))) <= handled:
             raise MusterError(
-                "no other signals are handled",
+                "one of these signals is not handled",
                 seen=f"--signals-to-handle={self.signals_to_handle}",
                 fix=f"--signals-to-handle={','.join(sorted(handled))}, or some of them",
             )
@@ -243,7 +243,7 @@ class EnvOptions:
         given = {"--docker-args": self.docker_args, "--apptainer-args": self.apptainer_args, "--format": self.format}
         names = [name for name, value in given.items() if value]
         if len(names) > 1:
-            raise MusterError("muster env prints only one thing", seen=" ".join(names), fix=f"muster env {names[0]}")
+            raise MusterError("muster env takes only one of these", seen=" ".join(names), fix=f"muster env {names[0]}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ class JobOptions:
 
     nodes: Annotated[int, typer.Option(help="Nodes of the job.", min=1, max=100_000)] = 2
     time: Annotated[str, typer.Option(help="Time limit: 1:30:00, 2-12:00:00 or 90m.")] = "1:00:00"
-    image: Annotated[str, typer.Option(help="A SIF; a registry's name for Kubernetes and podman-hpc.")] = "muster.sif"
+    image: Annotated[str, typer.Option(help="SIF file; for Kubernetes, podman-hpc: name in a registry.")] = "muster.sif"
     account: Annotated[str | None, typer.Option(help="The project that pays.")] = None
     partition: Annotated[str | None, typer.Option(help="Partition or queue. Default: the profile's.")] = None
     gpus: Annotated[int | None, typer.Option(help="GPUs of a node. Default: the profile's.", min=0, max=1000)] = None

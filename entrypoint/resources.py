@@ -80,7 +80,7 @@ def without_gpus(
     has = ("this machine has " if here else "this site's nodes have ") + plural(number, "GPU")
     whom = "job" if is_job else "container"
     ask = ask.format(gpus=number)
-    return f"{has}, and {giver} gave this {whom} none: the CPUs compute. To ask for GPUs: {ask}"
+    return f"{has}, and {giver} gave this {whom} none: it runs on the CPUs. To ask for GPUs: {ask}"
 
 
 def device_nodes() -> list[Path]:

@@ -265,4 +265,4 @@ def test_outside_of_a_job_the_command_prints_all_names(command: Run) -> None:
 def test_one_thing_at_a_time(command: Run, other: str) -> None:
     answer = command("muster", "env", "--docker-args", other)
     assert answer.returncode == 2
-    assert "one thing" in three_lines(answer.stderr)[0]
+    assert "only one of these" in three_lines(answer.stderr)[0]
