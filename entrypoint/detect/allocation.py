@@ -182,7 +182,7 @@ class Allocation(Task):
         ):
             if not holds:
                 raise MusterError(
-                    f"what was found does not fit together: {rule}",
+                    f"the values found contradict each other; what should hold: {rule}",
                     seen=", ".join(f"{name} from {source}" for name, source in self.sources.items()) or "no source",
                     fix="mail the file that `env > FILE` writes, in this same place, to whoever supports this image",
                 )

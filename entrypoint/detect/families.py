@@ -103,9 +103,9 @@ class _Candidate(NamedTuple):
         if isinstance(self.found, MusterError):
             why = self.found.wrong
         elif self.fits(host) is False:
-            why = f"left over: this host is not in its job, {host}"
+            why = f"left over: this host, {host}, is not in its job"
         else:
-            why = f"nothing shows this host in its job, {host}"
+            why = f"nothing shows that this host, {host}, is in its job"
         return f"{self.name} ({self.seen}): {why}"
 
 
@@ -158,7 +158,7 @@ def _decide(candidates: list[_Candidate], env: Environment) -> tuple[Job, tuple[
         return winner, tuple(other.why_lost(env.host) for other in candidates if other is not fitting[0])
     names = " and ".join(candidate.name for candidate in candidates)
     raise MusterError(
-        f"the variables of {names} are all here, and nothing tells which of them runs this process",
+        f"the variables of {names} are all set, and nothing shows which of them runs this process",
         seen=", ".join(candidate.seen for candidate in candidates),
         fix="submit from a shell outside of any job, without -V or --export=ALL, or unset the others' variables",
     )
@@ -243,7 +243,7 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
                 losers[launcher] = _reject_outer(winner, found)
             elif found and family.is_scheduler and job is NO_SCHEDULER:
                 raise MusterError(
-                    f"{launcher} started this process, but its scheduler's variables are not there",
+                    f"{launcher} started this process, but its scheduler's variables are not set",
                     seen=found.sources["launcher"],
                     fix=f"don't unset the scheduler's variables; {env.way_in()}",
                 )
@@ -254,7 +254,7 @@ def find_task(env: Environment, job: Job) -> tuple[Task | None, tuple[str, ...]]
     for launcher, rejected in losers.items():
         if is_possible and not rejected.is_certain:
             raise MusterError(
-                f"the variables of {launcher} are here, but seem to be made for another process",
+                f"the variables of {launcher} are set, but seem to belong to another process",
                 seen=rejected.reason,
                 fix=f"start the command by {launcher} itself, or unset its variables if they are left over",
             )
@@ -271,10 +271,10 @@ def _reject_outer(winner: Task, outer: Task) -> Rejected:
     if place == (winner.node_rank, winner.local_rank, winner.rank, winner.tasks_per_node):
         return Rejected("it says the same", is_certain=True)
     if max(outer.tasks_per_node) == 1:
-        return Rejected(f"{outer.sources['launcher']} is that of the daemon that started this process", is_certain=True)
+        return Rejected(f"{outer.sources['launcher']} belongs to the daemon that started this process", is_certain=True)
     raise MusterError(
-        f"two launchers disagree on which process this is: {winner.launcher} says {winner.rank} of "
-        f"{sum(winner.tasks_per_node)}, {outer.launcher} says {outer.rank} of {sum(outer.tasks_per_node)}",
+        f"two launchers disagree on which process this is: {winner.launcher} says rank {winner.rank} of "
+        f"{sum(winner.tasks_per_node)}, {outer.launcher} says rank {outer.rank} of {sum(outer.tasks_per_node)}",
         seen=f"{winner.sources['launcher']}, {outer.sources['launcher']}",
         fix="start the command by one of them; if the other's variables are left over from the shell that submitted "
         "the job, submit without -V or --export=ALL, or unset them",

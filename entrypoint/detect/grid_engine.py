@@ -41,7 +41,7 @@ PARENT = re.compile(r"^sge_(shepherd|execd)$")
 FIX_JOB = "start from a fresh job: `qsub -pe PE SLOTS SCRIPT`, without setting Grid Engine's variables by hand"
 FIX_HOSTS = (
     "in the job script: export MUSTER_HOSTS=$(awk '!seen[$1]++ {print $1}' \"$PE_HOSTFILE\" | paste -sd,), "
-    "and to each task: qrsh -inherit HOST env MUSTER_HOSTS=$MUSTER_HOSTS COMMAND"
+    "and for each task: qrsh -inherit HOST env MUSTER_HOSTS=$MUSTER_HOSTS COMMAND"
 )
 
 
@@ -113,7 +113,7 @@ def _is_task(env: Environment) -> bool:
     # A job has .../active_jobs/2.1, the second task on node01 in it .../active_jobs/2.1/2.node01
     match = re.search(r"/active_jobs/[0-9]+\.[0-9]+(/[0-9]+\..+)?$", env.get("SGE_JOB_SPOOL_DIR", ""))
     if match is None and env.get("JOB_SCRIPT") == "QRSH":
-        wrong = "SGE_JOB_SPOOL_DIR does not tell whether this is a job or a task of one"
+        wrong = "SGE_JOB_SPOOL_DIR does not show whether this is a job or a task of one"
         raise Reader(env, FIX_JOB).error(wrong, "JOB_SCRIPT", "SGE_JOB_SPOOL_DIR")
     return match is not None and match[1] is not None
 
@@ -132,7 +132,7 @@ def task(env: Environment, job: Job) -> Task | None:
         raise MusterError(
             f"a node of this job has {max(job.slots)} slots, and qrsh gives the tasks on them no ranks",
             seen=f"{mark}, {job.sources['hosts']}",
-            fix=f"start one task on each node, and say so with its hosts: {FIX_HOSTS}",
+            fix=f"start one task on each node, and list the nodes: {FIX_HOSTS}",
         )
     return by_host("qrsh", mark, env, job, FIX_HOSTS)
 

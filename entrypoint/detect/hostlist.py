@@ -97,7 +97,7 @@ def _split(text: str) -> list[str]:
     # Commas inside brackets separate ranges, the others separate hosts.
     item = r"(?:[^,\[\]]++|\[[^\[\]]*+\])*+"
     if not re.fullmatch(f"{item}(?:,{item})*", text):
-        raise HostListError("its brackets don't pair")
+        raise HostListError("its brackets don't match")
     return re.findall(f"(?:^|,)({item})", text)
 
 
@@ -119,7 +119,7 @@ def _expand_ranges(text: str) -> list[str]:
         match = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", piece)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or not 0 <= last - first < MAX_HOSTS - len(numbers):
-            raise HostListError(f"[{text[:60]}] holds {piece[:60]!r}, which is no number or range, or too large a one")
+            raise HostListError(f"[{text[:60]}] holds {piece[:60]!r}, which is no number or range, or is too large")
         # Leading zeros set the least number of digits: three in 008-011, one in 8-11.
         numbers.extend(str(number).zfill(len(match[1])) for number in range(first, last + 1))
     return numbers

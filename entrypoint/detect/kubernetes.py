@@ -55,7 +55,7 @@ def job(env: Environment) -> Job | None:
         return None
     of_pod = pod.sources if pod else {"num_nodes": f"{index}: one of several pods", "hosts": _NO_NAMES}
     fix = FIX_VOLCANO if _is_mpi_master(env) else FIX_MPIJOB if "K_MPI_JOB_ROLE" in env else FIX
-    problem = MusterError("nothing tells the names of the job's pods", seen=of_pod["num_nodes"], fix=fix)
+    problem = MusterError("the names of the job's pods are unknown", seen=of_pod["num_nodes"], fix=fix)
     return Job(
         scheduler="kubernetes",
         job_id=None,

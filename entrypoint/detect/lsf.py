@@ -120,7 +120,7 @@ def jsrun_task(env: Environment, job: Job) -> Task | None:
     slots = job.slots[own] if own is not None and own < len(job.slots) else None
     has_launch_node = _has_launch_node(job.slots)
     if slots is not None and (ranks.local_size > slots or (own == 0 and has_launch_node)):
-        wrong = f"jsrun's variables are here, but LSF gave the job {slots} slots on this host: they are left over"
+        wrong = f"jsrun's variables are left over from elsewhere: LSF gave the job {slots} slots on this host"
         raise MusterError(wrong, seen=f"{read.seen(*JSRUN)}, {job.sources['hosts']}", fix=FIX_JSRUN)
     if own != 0 and (len(job.hosts) == ranks.num_nodes + 1 or has_launch_node):
         source = f"{job.sources['hosts']}, without the launch node {job.hosts[0]}"
@@ -143,7 +143,7 @@ def blaunch_task(env: Environment, job: Job) -> Task | None:
     seen = f"LSF_PM_TASKID={task}, {job.sources['hosts']}"
     if max(job.slots, default=1) > 1 and "MUSTER_HOSTS" not in env:
         raise MusterError(
-            "blaunch may have started a task for each slot or one for each host: which of them this is can't be told",
+            "blaunch may have started a task for each slot or one for each host: this task's rank is unknown",
             seen=seen,
             fix=f"{read.fix}; or {job.launch}",
         )

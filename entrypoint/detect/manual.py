@@ -69,8 +69,8 @@ def listed(env: Environment) -> Job:
     undotted = {host for host in hosts if "." not in host}
     for wrong, found in (
         ("a host with a number of slots, or a port", [host for host in hosts if host.count(":") == 1]),
-        ("each host itself", {"localhost", "127.0.0.1", "::1"}.intersection(hosts) if len(hosts) > 1 else ()),
-        ("listed without its domain, too", [host for host in hosts if "." in host and host.split(".")[0] in undotted]),
+        ("every host's own name", {"localhost", "127.0.0.1", "::1"}.intersection(hosts) if len(hosts) > 1 else ()),
+        ("listed with and without domain", [host for host in hosts if "." in host and host.split(".")[0] in undotted]),
     ):
         read.agree(not found, f"{next(iter(found), '')} is {wrong}", "MUSTER_HOSTS")
     source = Reader(env, FIX).seen("MUSTER_HOSTS")
@@ -115,7 +115,7 @@ def by_host(launcher: str, mark: str, env: Environment, job: Job, fix: str) -> T
     if (own := Reader(env, fix).own_index(job.hosts, source)) is None:
         wrong = f"this host, {env.host}, is not in the job's list of nodes"
         raise MusterError(wrong, seen=f"{source}: {' '.join(job.hosts[:20])}", fix=fix)
-    note = f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is taken for granted"
+    note = f"{launcher} gives no ranks: one process on each of the {len(job.hosts)} nodes is assumed"
     sources = {"launcher": mark, "node_rank": f"the place of {env.host} in {source}"}
     return Task.one_a_node(launcher, own, len(job.hosts), job.hosts, sources, (note,) if len(job.hosts) > 1 else ())
 

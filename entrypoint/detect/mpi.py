@@ -95,7 +95,7 @@ def openmpi_task(env: Environment, job: Job) -> Task | Rejected | None:
     ranks = read_ranks(OPENMPI, read)
     if "PMIX_RANK" not in env or "PMIX_NAMESPACE" not in env:
         raise MusterError(
-            "Open MPI's variables are here without PMIX_RANK and PMIX_NAMESPACE, by which its processes find it",
+            "Open MPI's variables are set, but PMIX_RANK or PMIX_NAMESPACE, which mpirun sets too, is missing",
             seen=read.seen(*OPENMPI),
             fix=f"unset {' '.join(OPENMPI)} if they are left over from another job; else {FIX_OPENMPI}",
         )
@@ -132,7 +132,7 @@ def hydra_task(env: Environment, job: Job) -> Task | Rejected | None:
         return None
     if not has_local:
         raise MusterError(
-            "PMI_RANK or PMI_SIZE is set without the variables beside it: no launcher set it for this process",
+            "PMI_RANK or PMI_SIZE is set without MPI_LOCALRANKID, MPI_LOCALNRANKS: no launcher set it for this process",
             seen=read.seen(*present),
             fix=f"unset {' '.join(present)} if it is left over from another job; else {FIX_HYDRA}",
         )
@@ -170,8 +170,8 @@ def prrte_task(env: Environment, job: Job) -> None:
 
     # Left over as in a job that such a process submitted.
     is_left_over = env.is_live and not any(re.match(r"prte(d|run)?$", name) for name in traces.ancestors())
-    read = Reader(env, f"prterun --personality ompi, which tells it as mpirun does; or {job.launch}")
-    wrong = "prterun started this process, and does not tell it how many there are"
+    read = Reader(env, f"prterun --personality ompi, which gives it, as mpirun does; or {job.launch}")
+    wrong = "prterun started this process, and does not give it the number of processes"
     read.agree(is_left_over, wrong, "PMIX_NAMESPACE", "PMIX_RANK")
 
 
@@ -253,7 +253,7 @@ def by_rank(
         sources["tasks_on_node"] = f"the processes for each host in {job.sources['hosts']}"
     elif ranks.size % local_size:
         raise MusterError(
-            "the nodes have different numbers of processes, and nothing tells how many each of the others has",
+            "the nodes have different numbers of processes, and how many each of the others has is unknown",
             seen=read.seen(*names),
             fix="start the same number of processes on each node, or one on each: then torchrun starts the others; or "
             f"{read.fix}",
@@ -264,8 +264,8 @@ def by_rank(
             f"the launcher says that {local_size} of {ranks.size} processes run on each node, which makes "
             f"{num_nodes} nodes, but the job has {len(hosts)}",
             seen=f"{read.seen(*names)}, {job.sources['hosts']}",
-            fix=f"one process on each node: {job.launch}; or as many on each, a node after "
-            "the other, from a shell or script of one job only",
+            fix=f"one process on each node: {job.launch}; or the same number on each, one "
+            "node after the other, from a shell or script of one job only",
         )
     elif num_nodes == 1:
         host = read.env.host if not hosts else None if own is None else hosts[own]
@@ -276,19 +276,19 @@ def by_rank(
     else:
         why = "the launcher names no hosts"
         if hosts and own is None:
-            why = f"this host, {read.env.host}, is not among the job's by that name"
+            why = f"this host, {read.env.host}, is not in the job's list by that name"
         elif hosts:
-            why = f"the launch uses {num_nodes} of the job's {len(hosts)} nodes, and which is not told"
+            why = f"the launch uses {num_nodes} of the job's {len(hosts)} nodes, and which ones is unknown"
         hosts, node_rank = (), ranks.rank // local_size
         sources |= {"hosts": why, "node_rank": f"rank {ranks.rank} in blocks of {local_size}"}
         if known_node_rank is None:
-            notes.append(f"node rank {node_rank}: {why}; ranks are taken to lie in blocks of {local_size} a node")
+            notes.append(f"node rank {node_rank}: {why}; ranks are assumed to lie in blocks of {local_size} a node")
         else:
             node_rank, sources["node_rank"] = known_node_rank, "the launcher's own"
     if len(set(tasks_per_node)) == 1:
         _check_order(launcher, ranks, node_rank, read.seen(*names), is_known=bool(hosts) or known_node_rank is not None)
         if num_nodes > 1 and local_size > 1 and counted is None:
-            notes.append(f"each node is taken to run {plural(local_size, 'process')}, as this one does")
+            notes.append(f"each node is assumed to run {plural(local_size, 'process')}, as this one does")
     wrong = f"{launcher} says node rank {known_node_rank}, which does not fit its hosts, or its ranks and sizes"
     read.agree(known_node_rank is None or known_node_rank == node_rank < len(tasks_per_node), wrong, *names)
     return Task(
@@ -326,9 +326,9 @@ def _check_order(launcher: str, ranks: Ranks, node_rank: int, seen: str, *, is_k
         return
     packed = {"jsrun": "jsrun --launch_distribution=packed", "flux": "flux run without --taskmap"}
     raise MusterError(
-        "the ranks lie neither in blocks nor in turns on the nodes, so where they meet can't be told"
+        "the ranks lie on the nodes neither in blocks nor in turns, so where they meet is unknown"
         if is_known
-        else "the ranks don't lie in blocks, a node after the other, so which node this is can't be told",
+        else "the ranks don't lie in blocks, one node after the other, so this node's rank is unknown",
         seen=seen,
         fix=packed.get(launcher)
         or "mpirun --map-by slot (Open MPI) or mpiexec -ppn N (MPICH, Intel MPI): the ranks of a node in one block",

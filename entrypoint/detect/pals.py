@@ -139,7 +139,7 @@ def parse_apinfo(data: bytes) -> tuple[tuple[str, ...], tuple[tuple[int, int], .
     header = _HEADER.unpack_from(data)
     version, total_size = header[:2]
     if version not in (1, 5):
-        raise ValueError(f"version {version}, known are 1 and 5")
+        raise ValueError(f"version {version} is unknown, only 1 and 5 are known")
     if total_size > len(data):
         raise ValueError(f"{len(data)} of {total_size} bytes are there")
     pe_size, pe_offset, num_pes, node_size, node_offset, num_nodes = header[8:14]
@@ -150,9 +150,9 @@ def parse_apinfo(data: bytes) -> tuple[tuple[str, ...], tuple[tuple[int, int], .
     records = _records(data, _PROCESS, pe_size, pe_offset, num_pes)
     processes = tuple((int(node), int(local)) for local, _, node in records)
     if any(not (0 <= node < len(hosts) and local >= 0) for node, local in processes):
-        raise ValueError("a process is on a node that is not there")
+        raise ValueError("a process is on a node that is not listed")
     if len(set(hosts)) != len(hosts) or len(set(processes)) != len(processes):
-        raise ValueError("a node or a process comes twice")
+        raise ValueError("a node or a process is listed twice")
     return hosts, processes
 
 

@@ -107,7 +107,7 @@ class Reader:
         try:
             own = hostlist.index_of(hosts, self.env.host)
         except hostlist.HostListError as reason:
-            wrong = f"which of the nodes this one is can't be told: {reason}"
+            wrong = f"this host's place among the nodes is unknown: {reason}"
             raise MusterError(wrong, seen=source, fix=self.fix) from None
         if own is None and self.env.is_live:
             own = next((i for i, host in enumerate(hosts) if hostlist.is_address(host) and network.is_own(host)), None)

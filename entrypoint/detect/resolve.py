@@ -41,10 +41,10 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
     # A launch without an agent sets this for its rank too, and lists it in RANK_VARIABLES.
     if run_id is not None and f"TORCHELASTIC_RUN_ID={run_id}" not in env.get(LaunchVariable.RANK_VARIABLES, "").split():
         raise MusterError(
-            "this process is a worker of torchrun already: a second torchrun inside it would start a world of its own",
+            "torchrun started this process already: a second torchrun inside it would start ranks of its own",
             seen=f"TORCHELASTIC_RUN_ID={run_id}",
-            fix="start it without torchrun: {command}; or, where this shell or job only was started from "
-            "inside one: unset TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT",
+            fix="start it without torchrun: {command}; or, if this shell or job was only started from "
+            "inside torchrun: unset TORCHELASTIC_RUN_ID RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT",
         )
     is_by_hand = options.node_rank is not None or "MUSTER_NODE_RANK" in env
     try:
@@ -75,7 +75,7 @@ def _resolve(env: Environment, options: LaunchOptions, *, is_single: bool) -> Al
     if job.scheduler != "kubernetes" and (unused := Reader(env, "").seen("RANK", "WORLD_SIZE")):
         rejected += (f"{unused}: set by hand or left over, not used",)
     if "MUSTER_HOSTS" in env:
-        note = f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours and was taken, hosts: {len(job.hosts)}"
+        note = f"MUSTER_HOSTS={env['MUSTER_HOSTS'][:200]} is yours and is used, hosts: {len(job.hosts)}"
         task = replace(task, notes=(note, *task.notes))
     of_launcher = {} if job.job_id or not task.job_id else {"job_id": f"{task.launcher}'s own"}
     # With one task a node each task is an agent, which starts the node's ranks; with several each is a rank.
@@ -121,7 +121,7 @@ def _task_by_hand(env: Environment, options: LaunchOptions, job: Job) -> Task:
     hosts = job.hosts if len(job.hosts) == num_nodes else alone
     notes = (f"by hand: node rank {node_rank} of {num_nodes}, as {name} says",)
     if not hosts and job.num_nodes not in (None, num_nodes):
-        notes += (f"{job.scheduler} gave this job {job.num_nodes} nodes; {num_source} was taken",)
+        notes += (f"{job.scheduler} gave this job {job.num_nodes} nodes; {num_source} is used",)
     sources = {"launcher": rank_source, "num_nodes": num_source, "node_rank": rank_source}
     return Task.one_a_node("manual", node_rank, num_nodes, hosts, sources, notes)
 
@@ -143,7 +143,7 @@ def _task_without_launcher(env: Environment, options: LaunchOptions, job: Job, *
         told = Reader(env, "").seen(*names) if env.keys().isdisjoint({"WORLD_SIZE", *manual.NUMBERS}) else ""
         if told and not is_one_node:
             by_hand = "--nnodes N --node-rank I --master-addr HOST"
-            notes = (f"{told} tells no number of nodes: one was taken; for several, on each: {by_hand}",)
+            notes = (f"{told} gives no number of nodes: one is assumed; for several, on each: {by_hand}",)
     elif own is not None and len(hosts) > 1:
         hosts = (hosts[own],)
         sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
@@ -164,7 +164,7 @@ def _task_of_launcher(env: Environment, options: LaunchOptions, job: Job, task: 
         line = "start one task a node" if job is NO_SCHEDULER else job.launch
         raise MusterError(
             f"{task.launcher} started {max(task.tasks_per_node)} tasks on a node, and {options.nproc_name} asks each "
-            f"to start {options.nproc_per_node} more; torchrun wants one task a node",
+            f"to start {options.nproc_per_node} more; torchrun needs one task a node",
             seen=f"{task.sources['tasks_on_node']} {options.nproc_name}={options.nproc_per_node}",
             fix=f"{line}, or leave {options.nproc_name} out: each task is a rank",
         )
@@ -184,14 +184,14 @@ def _check_number(env: Environment, job: Job, name: str, node_rank: int, num_nod
     fix = "give each node its own MUSTER_NODE_RANK, or leave it out where MUSTER_HOSTS is set"
     own = Reader(env, fix).own_index(job.hosts, source) if is_variable else None
     if own not in (None, node_rank):
-        wrong = f"MUSTER_NODE_RANK says node rank {node_rank}, but this host is the one with {own}"
+        wrong = f"MUSTER_NODE_RANK says node rank {node_rank}, but this host has node rank {own}"
         raise MusterError(wrong, seen=f"{source} on {env.host}; {job.sources['hosts']}", fix=fix)
     try:
         task, _ = families.find_task(env, job)
     except MusterError:
         return
     if task and task.tasks_on_node > 1 and (is_variable or 1 < task.num_nodes == num_nodes):
-        wrong = f"{name} stands for one process a node, and {task.launcher} started {task.tasks_on_node} here"
+        wrong = f"{name} is for one process a node, and {task.launcher} started {task.tasks_on_node} here"
         fix = f"unset {name}" if is_variable else f"leave out {name} and --nproc-per-node: each task is a rank"
         raise MusterError(wrong, seen=f"{source} {task.sources['tasks_on_node']}", fix=fix)
 
@@ -201,7 +201,7 @@ def _check_single(task: Task) -> None:
     if sum(task.tasks_per_node) > 1:
         once = "srun --nodes=1 --ntasks=1 " if task.launcher == "srun" else "in the job script, by itself: "
         raise MusterError(
-            f"single is one process, and {task.launcher} started {sum(task.tasks_per_node)}",
+            f"this command runs in one process, and {task.launcher} started {sum(task.tasks_per_node)}",
             seen=f"{task.sources['num_nodes']}, {task.sources['tasks_on_node']}",
             fix=f"start it once: {once}{{command}}; or train ddp on all of them",
         )
@@ -237,7 +237,7 @@ def _check_leftovers(env: Environment, options: LaunchOptions, job: Job) -> None
         places += [name for name in env if re.fullmatch(others, name)]
     if places:
         raise MusterError(
-            "these variables speak of several processes or nodes, but nothing tells which of them this is",
+            "these variables describe several processes or nodes, but nothing shows which of them this is",
             seen=Reader(env, "").seen("RANK", "LOCAL_RANK", "PET_NODE_RANK", *places),
             fix="on each node: --nnodes N --node-rank I --master-addr HOST; or, if it is but one node, --nnodes 1; or "
             f"unset {' '.join(places)}, if left over",
@@ -254,7 +254,7 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
             return
         problem = job.problem
         raise MusterError(
-            f"how many nodes this job of {job.scheduler} has can't be told{f': {problem.wrong}' if problem else ''}",
+            f"how many nodes this job of {job.scheduler} has is unknown{f': {problem.wrong}' if problem else ''}",
             seen=problem.seen if problem else job.sources["num_nodes"],
             fix=f"{problem.fix if problem else job.launch}; or, if it is but one node, --nnodes 1",
         )
@@ -280,7 +280,7 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
     if job.hosts and env.host and not job.is_host_certain and hostlist.short(env.host) != hostlist.short(job.hosts[0]):
         alone = f"MUSTER_HOSTS={env.host} {{command}}; or {{start}} --nnodes 1 --node-rank 0{{rest}}"
         raise MusterError(
-            f"{job.scheduler} lists {job.hosts[0]} only, and this is {env.host}",
+            f"{job.scheduler} lists only {job.hosts[0]}, but this host is {env.host}",
             seen=f"{job.sources['hosts']}: {job.hosts[0]}",
             fix=job.launch if job.launch_one else f"to use this host alone: {alone}",
         )
@@ -295,9 +295,9 @@ def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -
     if found is None or (task and found.owner not in families.schedulers()):
         return ()
     if env.engine is None:
-        return (f"alone, though {found.seen} is {found.owner}'s: sudo or env -i may have taken its variables away",)
+        return (f"starts alone, though {found.seen} is {found.owner}'s: sudo or env -i may have removed its variables",)
     raise MusterError(
-        f"this container is inside a job of {found.owner}, but none of its variables reached it",
+        f"this container is inside a job of {found.owner}, but none of the job's variables reached it",
         seen=f"{found.seen}, and this is a container of {env.engine}",
         fix=f"{env.way_in()}; or, if it is but one node, --nnodes 1",
     )
@@ -309,7 +309,7 @@ def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, counts
     if high in (None, num_nodes):
         return ()
     if counts_nodes and low is not None and low <= num_nodes < high:
-        return (f"--nnodes={options.nnodes} was taken as {low}:{num_nodes}, as this launch has no more",)
+        return (f"--nnodes={options.nnodes} is used as {low}:{num_nodes}, as this launch has no more nodes",)
     by_hand = f"; or by hand, on each node: --nnodes {options.nnodes} --node-rank I --master-addr HOST"
     raise MusterError(
         f"--nnodes says {options.nnodes}, but here the number of nodes is {num_nodes}",
@@ -357,7 +357,7 @@ def _check_hosts(env: Environment, job: Job, task: Task) -> None:
     own = Reader(env, "start the command from a fresh shell").own_index(task.hosts, task.sources["node_rank"])
     if own not in (None, task.node_rank):
         raise MusterError(
-            f"the variables say node rank {task.node_rank}, but this host is the one with {own}",
+            f"the variables say node rank {task.node_rank}, but this host has node rank {own}",
             seen=f"{task.sources['node_rank']} on {env.host}; {source}",
             fix=f"start the command by {task.launcher} itself, not by ssh out of one of its tasks",
         )

@@ -73,7 +73,7 @@ def job(env: Environment) -> Job | None:
     # Source: https://github.com/SchedMD/slurm/blob/master/contribs/pam_slurm_adopt/pam_slurm_adopt.c
     if env.engine is None and is_lone:
         raise MusterError(
-            "this shell came into the job by ssh, which tells nothing of it but its number",
+            "this shell entered the job by ssh, which passes on only the job's id",
             seen=f"SLURM_JOB_ID={job_id} alone",
             fix=f"not by ssh: srun --jobid={job_id} --overlap --nodes=N --ntasks=N --ntasks-per-node=1 {{command}}",
         )
@@ -175,8 +175,8 @@ def task(env: Environment, job: Job) -> Task | None:
     of_step = env.get("SLURM_STEP_TASKS_PER_NODE")
     if env.get("SLURM_TASKS_PER_NODE", of_step) != of_step:
         raise MusterError(
-            "the SLURM_STEP_ variables are not those of this job: left over from a step inside of which it was "
-            "submitted, or srun was told to keep the job's",
+            "the SLURM_STEP_ variables are not those of this job: left over from the step in which it was "
+            "submitted, or srun got --preserve-env",
             seen=read.seen("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"),
             fix=f"{FIX_TASK}; without --preserve-env",
         )
@@ -212,7 +212,7 @@ def task(env: Environment, job: Job) -> Task | None:
     # The ranks meet on the first node. Only a hostfile puts rank 0 elsewhere, and rank 0 may be the only one to see it.
     if max(tasks_per_node) > 1 and (env.get("SLURM_DISTRIBUTION") == "arbitrary" or (rank == 0 and node_rank != 0)):
         raise MusterError(
-            "the tasks were placed by hand, so that rank 0 need not be on the first node, where the ranks would meet",
+            "the tasks were placed by hand, so rank 0 might not be on the first node, where the ranks would meet",
             seen=f"SLURM_DISTRIBUTION={env.get('SLURM_DISTRIBUTION', '')}",
             fix="leave --distribution=arbitrary and SLURM_HOSTFILE out, or start one task a node",
         )

@@ -22,7 +22,7 @@ CLEAN = ["env", "-i", f"PATH={os.environ['PATH']}", "APPTAINER_CONTAINER=/image.
 DRY = [*CLEAN, TRAIN, "ddp", "--dry-run", "--nproc-per-node=1"]
 
 
-WRONG = "error: this container is inside a job of {}, but none of its variables reached it"
+WRONG = "error: this container is inside a job of {}, but none of the job's variables reached it"
 
 
 def refused(text: str, owner: str, process: str) -> None:

@@ -46,7 +46,7 @@ def test_options_that_make_no_sense(options: LaunchOptions) -> None:
 
 
 def test_a_worker_of_torchrun_does_not_start_another() -> None:
-    with pytest.raises(MusterError, match="worker of torchrun already") as refusal:
+    with pytest.raises(MusterError, match="torchrun started this process already") as refusal:
         detect(Environment({"TORCHELASTIC_RUN_ID": "9.0", "RANK": "0"}, host="laptop"))
     # It may be left over, as in a job that a rank submitted: what else the rank had would lead to the old job's master.
     rank = dict.fromkeys(("RANK", "LOCAL_RANK"), "1") | {"WORLD_SIZE": "2", "MASTER_ADDR": "old", "MASTER_PORT": "1"}
@@ -78,5 +78,5 @@ def test_one_process_for_each_visible_gpu_and_two_without(variables: dict[str, s
 
 def test_single_is_refused_where_several_processes_were_started() -> None:
     for file in ("b_srun_N2_1per.node02.1.env", "c_srun_N2_2per.node02.2.env"):
-        with pytest.raises(MusterError, match="single is one process"):
+        with pytest.raises(MusterError, match="this command runs in one process"):
             resolve.resolve(recording.load(FOLDER / file), LaunchOptions(), ["train", "single"], is_single=True)

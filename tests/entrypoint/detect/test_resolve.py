@@ -150,9 +150,9 @@ def test_listed_hosts_without_a_scheduler_are_a_launch_by_hand() -> None:
     ("listed", "wrong"),
     [
         ("alpha:4,beta:4", "alpha:4 is a host with a number of slots"),
-        ("localhost,alpha", "localhost is each host itself"),
-        ("127.0.0.1 alpha", "127.0.0.1 is each host itself"),
-        ("alpha,alpha.example.org", "alpha.example.org is listed without its domain, too"),
+        ("localhost,alpha", "localhost is every host's own name"),
+        ("127.0.0.1 alpha", "127.0.0.1 is every host's own name"),
+        ("alpha,alpha.example.org", "alpha.example.org is listed with and without domain"),
     ],
 )
 def test_what_does_not_stand_for_one_host_is_no_listed_host(listed: str, wrong: str) -> None:
@@ -181,7 +181,7 @@ def test_another_host_that_is_listed_alone_is_not_this_one() -> None:
     assert detect(changed(script, MUSTER_HOSTS="node01")).hosts == ("node01",)
     one = recording.load(FOLDERS / "slurm" / "g_array_0.node01.0.env")
     assert detect(replace(one, host="of-container", variables={**one, "MUSTER_HOSTS": "node01"})).num_nodes == 1
-    with pytest.raises(MusterError, match="lists node02 only, and this is node01"):
+    with pytest.raises(MusterError, match="lists only node02, but this host is node01"):
         detect(changed(script, MUSTER_HOSTS="node02"))
 
 
@@ -201,7 +201,7 @@ def test_a_node_rank_in_a_variable_wins_and_is_checked() -> None:
     found = detect(changed(script, MUSTER_NODE_RANK="0"))
     assert (found.launcher, found.node_rank, found.num_nodes, found.hosts) == ("manual", 0, 2, ("pbsn1", "pbsn2"))
     assert "MUSTER_NODE_RANK" in "\n".join(found.notes)
-    with pytest.raises(MusterError, match="this host is the one with 0"):
+    with pytest.raises(MusterError, match="this host has node rank 0"):
         detect(changed(script, MUSTER_NODE_RANK="1"))
     with pytest.raises(MusterError, match="started 2 here"):
         detect(changed(PBS_RANK, MUSTER_NODE_RANK="1"))
@@ -241,7 +241,7 @@ def test_a_node_rank_by_hand_is_not_that_of_several_tasks_on_a_node() -> None:
     """srun --ntasks-per-node=2 muster run --nnodes 2 --node-rank $SLURM_NODEID: two took the place of each node."""
     task = recording.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.3.env")
     options = LaunchOptions(nnodes="2", node_rank=1, master_addr="node01")
-    with pytest.raises(MusterError, match="--node-rank stands for one process a node, and srun started 2") as refusal:
+    with pytest.raises(MusterError, match="--node-rank is for one process a node, and srun started 2") as refusal:
         detect(task, options)
     assert refusal.value.fix == "leave out --node-rank and --nproc-per-node: each task is a rank"
     assert detect(task, replace(options, node_rank=None)).rank == 3
@@ -260,12 +260,12 @@ def test_slurms_variables_left_over_in_a_job_of_pbs_are_named() -> None:
 
 def test_two_schedulers_that_both_know_this_host_are_refused() -> None:
     both = replace(changed(PBS_TASK, **SLURM), host="node02", files={"PBS_NODEFILE": "node01\nnode02\n"})
-    with pytest.raises(MusterError, match="slurm and pbs are all here"):
+    with pytest.raises(MusterError, match="slurm and pbs are all set"):
         detect(both)
 
 
 def test_ranks_that_nobody_set_are_refused_rather_than_forgotten() -> None:
-    with pytest.raises(MusterError, match="nothing tells which of them this is"):
+    with pytest.raises(MusterError, match="nothing shows which of them this is"):
         detect(Environment({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, host="laptop"))
     assert detect(Environment({"RANK": "0", "WORLD_SIZE": "1"}, host="laptop")).num_nodes == 1
     meant = LaunchOptions(nnodes="1")
@@ -297,7 +297,7 @@ def test_variables_that_a_script_copies_from_its_launcher_are_no_other_launchers
 
 def test_variables_that_say_something_else_than_the_launcher_are_refused() -> None:
     task = recording.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.3.env")
-    with pytest.raises(MusterError, match="without PMIX_RANK and PMIX_NAMESPACE"):
+    with pytest.raises(MusterError, match="PMIX_RANK or PMIX_NAMESPACE, which mpirun sets too, is missing"):
         detect(changed(task, **OF_OPENMPI, SLURM_GTIDS="0,2", SLURM_PROCID="2"))
 
 
@@ -306,7 +306,7 @@ def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() 
     of_aprun = changed(PBS, ALPS_APP_PE="1", ALPS_APP_ID="123")
     of_horovod = changed(PBS, HOROVOD_RANK="1", HOROVOD_SIZE="2")
     for env in (Environment(of_prterun, host="node01"), changed(PBS, MPT_MPI_RANK="1"), of_aprun, of_horovod):
-        with pytest.raises(MusterError, match="nothing tells which of them this is") as refusal:
+        with pytest.raises(MusterError, match="nothing shows which of them this is") as refusal:
             detect(env)
         assert re.search("_RANK=1|ALPS_APP_PE=1|HOROVOD_SIZE=2", refusal.value.seen)
         assert detect(env, LaunchOptions(nnodes="1")).num_nodes == 1
@@ -350,14 +350,14 @@ def test_a_task_of_pbs_that_lost_its_job_does_not_train_alone(name: str) -> None
 def test_a_login_node_is_not_the_one_node_of_a_job_of_lsf() -> None:
     of_job = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "node01 4"}
     assert detect(Environment(of_job, host="node01.cluster")).num_nodes == 1
-    with pytest.raises(MusterError, match="lsf lists node01 only, and this is login1") as refused:
+    with pytest.raises(MusterError, match="lsf lists only node01, but this host is login1") as refused:
         detect(Environment(of_job, host="login1"))
     assert "MUSTER_HOSTS=login1" in refused.value.fix
 
 
 def test_a_shell_of_salloc_on_a_login_node_is_not_the_node_of_its_job() -> None:
     of_job = {"SLURM_JOB_ID": "9", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node01"}
-    with pytest.raises(MusterError, match="slurm lists node01 only, and this is login1") as refused:
+    with pytest.raises(MusterError, match="slurm lists only node01, but this host is login1") as refused:
         detect(Environment(of_job, host="login1"))
     assert refused.value.fix.startswith("srun ")
     # The batch script, where the node's own name is another one than Slurm's.
@@ -365,7 +365,7 @@ def test_a_shell_of_salloc_on_a_login_node_is_not_the_node_of_its_job() -> None:
 
 
 def test_a_script_on_a_host_that_pbs_does_not_list_is_not_alone() -> None:
-    with pytest.raises(MusterError, match="pbs lists pbsn1 only, and this is pbsn9") as refusal:
+    with pytest.raises(MusterError, match="pbs lists only pbsn1, but this host is pbsn9") as refusal:
         detect(replace(PBS, host="pbsn9"))
     # A container may have another name each time.
     assert refusal.value.fix.endswith("; or train ddp --nnodes 1 --node-rank 0")
@@ -559,7 +559,7 @@ def test_the_masters_pod_of_volcanos_mpi_plugin_is_no_node() -> None:
     workers = "job-worker-0.job,job-worker-1.job"
     first = recording.load(FOLDERS / "documented" / "volcano_workers.job-worker-0.0.env")
     master = changed(replace(first, host="job-master-0"), VC_MASTER_HOSTS="job-master-0.job", MPI_HOST=workers)
-    with pytest.raises(MusterError, match="how many nodes this job of kubernetes has can't be told") as refusal:
+    with pytest.raises(MusterError, match="how many nodes this job of kubernetes has is unknown") as refusal:
         detect(master)
     assert "mpirun --host $MPI_HOST -n PODS " in refusal.value.fix
 
@@ -764,7 +764,7 @@ def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environ
     ],
 )
 def test_the_nodes_of_an_unknown_scheduler_do_not_train_alone_each(name: str, several: str, one: str) -> None:
-    with pytest.raises(MusterError, match="nothing tells which of them this is") as refusal:
+    with pytest.raises(MusterError, match="nothing shows which of them this is") as refusal:
         detect(Environment({name: several}, "node02"))
     assert refusal.value.seen == f"{name}={several}"
     assert "--node-rank I" in refusal.value.fix
@@ -782,7 +782,7 @@ def test_a_jaxjob_of_one_pod_trains_alone() -> None:
 def test_a_node_of_a_loop_by_hand_without_their_number_is_told_what_to_type(told: dict[str, str]) -> None:
     """for i in 0 1; do ssh node0$i MASTER_ADDR=node00 NODE_RANK=$i train ddp & done: the first node trains alone."""
     (note,) = detect(Environment(told, "node01")).notes
-    assert re.match(r"(NODE_RANK=0|MASTER_ADDR=\S+) tells no number of nodes: one was taken", note)
+    assert re.match(r"(NODE_RANK=0|MASTER_ADDR=\S+) gives no number of nodes: one is assumed", note)
     assert note.endswith("on each: --nnodes N --node-rank I --master-addr HOST")
     for name in ("NNODES", "WORLD_SIZE"):
         assert not detect(Environment({**told, name: "1"}, "node01")).notes
@@ -809,7 +809,7 @@ def test_the_nodes_of_a_job_of_sagemaker_do_not_train_alone_each(
     if num_nodes == 1:
         assert detect(job).num_nodes == 1
         return
-    with pytest.raises(MusterError, match="nothing tells which of them this is") as refusal:
+    with pytest.raises(MusterError, match="nothing shows which of them this is") as refusal:
         detect(job)
     assert refusal.value.seen == "TRAINING_JOB_NAME=gpt-1b"
     assert detect(job, LaunchOptions(nnodes="2", node_rank=1, master_addr="algo-1")).node_rank == 1
@@ -820,7 +820,7 @@ def test_the_nodes_of_a_job_of_oar_do_not_train_alone_each() -> None:
     def job(nodes: str) -> Environment:
         return Environment({"OAR_NODEFILE": "/var/lib/oar/12"}, "gros-2", {"OAR_NODEFILE": nodes})
 
-    with pytest.raises(MusterError, match="nothing tells which of them this is"):
+    with pytest.raises(MusterError, match="nothing shows which of them this is"):
         detect(job("gros-1\ngros-1\ngros-2\n"))
     assert detect(job("gros-2\ngros-2\n")).num_nodes == 1
 
@@ -837,7 +837,7 @@ def test_the_nodes_in_the_file_of_an_unknown_scheduler_do_not_train_alone_each(
     name: str, several: str, one: str
 ) -> None:
     variables = {name: "/var/spool/12/hosts"}
-    with pytest.raises(MusterError, match="nothing tells which of them this is"):
+    with pytest.raises(MusterError, match="nothing shows which of them this is"):
         detect(Environment(variables, "node02", {name: several}))
     assert detect(Environment(variables, "node02", {name: one})).num_nodes == 1
     # As in a container that was not shown the file: what the refusal says does lead on.
@@ -890,7 +890,7 @@ def test_one_process_is_not_started_where_the_scheduler_gave_no_node() -> None:
 
 
 def test_several_tasks_of_one_process_are_told_a_way_out_that_is_taken() -> None:
-    with pytest.raises(MusterError, match="single is one process") as refusal:
+    with pytest.raises(MusterError, match="this command runs in one process") as refusal:
         resolve.resolve(PBS_RANK, LaunchOptions(), ["train", "single"], is_single=True)
     assert "in the job script, by itself: train single" in refusal.value.fix
 

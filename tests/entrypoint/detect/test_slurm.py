@@ -35,7 +35,7 @@ def test_task_count_that_disagrees_with_the_list() -> None:
 
 
 def test_variables_of_another_node_are_noticed() -> None:
-    with pytest.raises(MusterError, match="this host is the one with 0"):
+    with pytest.raises(MusterError, match="this host has node rank 0"):
         detect(step(host="node01"))
 
 
@@ -45,11 +45,11 @@ def test_a_host_name_that_slurm_does_not_know_is_no_error() -> None:
 
 def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
     """By pam_slurm_adopt it has the job's id, and nothing else."""
-    with pytest.raises(MusterError, match="came into the job by ssh") as refusal:
+    with pytest.raises(MusterError, match="entered the job by ssh") as refusal:
         detect(Environment({"SLURM_JOB_ID": "9", "HOME": "/root"}, host="node01"))
     assert "srun --jobid=9 --overlap" in refusal.value.fix
     # Sites set this one for all users.
-    with pytest.raises(MusterError, match="came into the job by ssh"):
+    with pytest.raises(MusterError, match="entered the job by ssh"):
         detect(Environment({"SLURM_JOB_ID": "9", "SLURM_CONF": "/etc/slurm/slurm.conf"}, host="node01"))
     with pytest.raises(MusterError, match="SLURM_JOB_NODELIST is missing") as refusal:
         detect(Environment({"SLURM_JOB_ID": "9"}, host="node01", engine="docker"))
@@ -198,7 +198,7 @@ def test_steps_of_a_loop_over_the_nodes_do_not_train_alone_each(told: dict[str, 
 
 def test_several_tasks_a_node_and_nproc_per_node_contradict_each_other() -> None:
     env = recording.load(FOLDER / "c_srun_N2_2per.node02.2.env")
-    with pytest.raises(MusterError, match="torchrun wants one task a node") as refusal:
+    with pytest.raises(MusterError, match="torchrun needs one task a node") as refusal:
         detect(env, LaunchOptions(nproc_per_node="2"))
     assert "--ntasks=2 --ntasks-per-node=1" in refusal.value.fix
 

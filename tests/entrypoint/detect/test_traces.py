@@ -169,7 +169,7 @@ def test_apptainer_with_cleanenv_in_a_job_is_refused(leave_traces: Callable[...,
     with pytest.raises(MusterError) as refusal:
         alone()
     error = refusal.value
-    assert error.wrong == "this container is inside a job of slurm, but none of its variables reached it"
+    assert error.wrong == "this container is inside a job of slurm, but none of the job's variables reached it"
     assert "the process slurmstepd above this one" in error.seen
     assert error.fix.startswith("leave --cleanenv or --containall out")
     assert "muster env --apptainer-args" in error.fix

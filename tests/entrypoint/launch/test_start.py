@@ -130,7 +130,7 @@ def test_a_job_that_a_rank_submits_goes_by_its_own_variables() -> None:
 def test_a_rank_that_starts_another_program_is_still_of_its_world() -> None:
     """As in a container that got no variable of the scheduler's: alone it would be a world of its own."""
     rank = planned(recorded("c_srun_N2_2per.node02.3"), LaunchOptions()).additions.variables
-    with pytest.raises(MusterError, match="nothing tells which of them this is"):
+    with pytest.raises(MusterError, match="nothing shows which of them this is"):
         start.find(Environment(dict(rank), host="node02"), LaunchOptions(), ["train", "ddp"])
 
 
@@ -163,7 +163,7 @@ def test_a_script_that_is_one_rank_may_start_a_training() -> None:
         found = planned(env, options, program).environment(env)
         assert ("TORCHELASTIC_RUN_ID" in found) == (program is SCRIPT)
     other = replace(env, variables={**env, "TORCHELASTIC_RUN_ID": "of torchrun"})
-    with pytest.raises(MusterError, match="worker of torchrun already"):
+    with pytest.raises(MusterError, match="torchrun started this process already"):
         planned(other, alone, TRAINER)
 
 
