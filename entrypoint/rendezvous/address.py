@@ -78,7 +78,7 @@ def meet(allocation: Allocation, env: Environment, options: LaunchOptions) -> Re
             "master_addr": address_source,
             "master_port": port_source,
             "rdzv_id": "job id and attempt",
-            "interface": "only the host itself can tell",
+            "interface": "known only on the host itself",
         },
     )
     return _on_this_host(rendezvous, allocation, options) if env.is_live and address else rendezvous
@@ -115,7 +115,7 @@ def by_file(rendezvous: Rendezvous, allocation: Allocation, env: Environment, op
         participant=participant,
         interface=options.interface,
         # mpirun by ssh starts the processes of its own host with the job's variables, and all others without.
-        hint="mpirun gave no scheduler's variables to this host; in a job of PBS carry them along: "
+        hint="mpirun gave no scheduler's variables to this host; in a job of PBS pass them on: "
         "mpirun -x PBS_JOBID -x PBS_ENVIRONMENT -x PBS_NODEFILE, or mpirun_rsh -export"
         if allocation.launcher in ("openmpi", "mvapich") and allocation.scheduler == "local"
         else "",
@@ -186,7 +186,7 @@ def _on_this_host(rendezvous: Rendezvous, allocation: Allocation, options: Launc
         # The others' names need the master's suffix, which may lead to another network.
         hosts = tuple(with_suffix(host, options.address_suffix) for host in allocation.hosts)
         rendezvous, interface = _route(rendezvous, allocation, hosts)
-        source = "the route to the master" if allocation.node_rank else "the way that the others come in by"
+        source = "the route to the master" if allocation.node_rank else "the route to the other nodes"
     own = network.address_of(interface) if allocation.num_nodes > 1 else None
     return replace(rendezvous, interface=interface, local_addr=own, sources={**rendezvous.sources, "interface": source})
 
@@ -239,7 +239,7 @@ def _address(allocation: Allocation, env: Environment, options: LaunchOptions) -
         return allocation.hosts[0], source
     if allocation.launcher == "manual":
         raise MusterError(
-            f"{allocation.num_nodes} nodes, and no way to know where node rank 0 is",
+            f"{allocation.num_nodes} nodes, and the address of node rank 0 is unknown",
             seen="no --master-addr and no host list",
             fix="--master-addr HOST, the same on all nodes: name or address of the node with --node-rank 0",
         )
@@ -262,7 +262,7 @@ def _checked(name: str, value: str, allocation: Allocation, env: Environment) ->
     is_meant = allocation.launcher == "manual" or (allocation.launcher == "kubernetes" and allocation.node_rank == 0)
     is_loopback = re.fullmatch(r"localhost(\..*)?|127\.[0-9.]+|0\.0\.0\.0|::1?", value) is not None
     if allocation.num_nodes > 1 and is_loopback and not is_meant:
-        wrong = f"{name} is each node's own address, and {allocation.num_nodes} nodes can't meet there"
+        wrong = f"{name} means each node itself, and {allocation.num_nodes} nodes can't meet there"
         raise MusterError(wrong, seen=seen, fix=fix)
     # Such as $(hostname) in each task, or the job's first node in a step without that node. By hand the user numbers
     # the nodes, and a $SLURM_NODEID that the job script has already expanded makes each of them node rank 0.
@@ -272,7 +272,7 @@ def _checked(name: str, value: str, allocation: Allocation, env: Environment) ->
         own = Reader(env, fix).own_index(hosts, seen) if allocation.node_rank == 0 else None
         first = value if own is None else hosts[own]
     if short(value) != short(first) and short(value) in map(short, (*allocation.hosts, *hosts)):
-        wrong = f"{name} is another node than {first}, the first of this launch, where its ranks meet"
+        wrong = f"{name} is not {first}, the first node of this launch, where its ranks meet"
         raise MusterError(wrong, seen=f"{seen}; {allocation.sources.get('hosts', '')[:200]}", fix=fix)
     return value
 

@@ -45,7 +45,7 @@ READ_TIMEOUT_S = 10.0
 # An answer and its result: each three texts of 1,001 characters, all of them escaped.
 MAX_BYTES = 40_000
 FIX_BLOCKS = (
-    "start as many on each host, each host's in one block: mpirun --map-by slot (Open MPI), mpiexec -ppn N (Hydra)"
+    "start equally many on each host, each host's in one block: mpirun --map-by slot (Open MPI), mpiexec -ppn N (Hydra)"
 )
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -132,7 +132,7 @@ def meet(peers: Peers) -> tuple[str, int]:
         MusterError: the folder can't be used or is not this user's alone, some did not come in time, or they
             contradict each other.
     """
-    fix = "--rendezvous-dir FOLDER, one that all hosts share and you may write, or --master-addr HOST"
+    fix = "--rendezvous-dir FOLDER, one that all hosts share and where you may write, or --master-addr HOST"
     with explaining("the ranks can't meet by a file in this folder", seen=peers.path, fix=fix):
         return _gather(peers) if peers.number == 0 else _join(peers)
 
@@ -166,12 +166,12 @@ def check(participants: Mapping[int, Participant]) -> None:
             raise refusal("the ranks of a host don't lie in one block", first, number)
         first = of_node.setdefault(one.node_rank, number)
         if participants[first].machine != one.machine:
-            raise refusal("two hosts take themselves for the same node", first, number)
+            raise refusal("two hosts have the same node rank", first, number)
     counts = Counter(one.machine for one in participants.values())
     for number, one in sorted(participants.items()):
         if counts[one.machine] != one.tasks_on_node:
-            counted = f"{plural(one.tasks_on_node, 'process')} on {one.host}, and there are {counts[one.machine]}"
-            raise refusal(f"number {number} counts {counted}", number)
+            counted = f"{plural(one.tasks_on_node, 'process')} on {one.host}, but there are {counts[one.machine]}"
+            raise refusal(f"number {number} expects {counted}", number)
 
 
 def _gather(peers: Peers) -> tuple[str, int]:
@@ -223,7 +223,7 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
         size = peers.size
         if len(numbers) < len(answers):
             # Nobody knows which of two launches each of them belongs to, so neither starts.
-            size, refusals = 2 * peers.size, [_conflict(peers, "meets by the same file")]
+            size, refusals = 2 * peers.size, [_conflict(peers, "uses the same file")]
         if refusals:
             deadline = min(deadline, now + network.REFUSED_TIMEOUT_S)
         if refusals and (len(answers) >= size or now >= deadline):
@@ -237,7 +237,7 @@ def _participants(folder: int, peers: Peers, host: _Host) -> dict[int, Participa
                 peers, f"{len(answers)} of {peers.size} came within {peers.timeout_s:.0f} s; number {missing} did not"
             )
         if (other := _read(folder, "host", _Host)) not in (host, None):
-            refusal = _conflict(peers, "has written over this launch's file")
+            refusal = _conflict(peers, "has overwritten this launch's file")
             _write(folder, f"{other.id}.0.{secrets.token_hex(8)}", _Line(refusal=tuple(refusal.parts.values())))
             raise refusal
         time.sleep(POLL_S)
@@ -298,15 +298,15 @@ def _is_agreed(folder: int, peers: Peers, host: _Host, deadline: float) -> bool:
 
 def _conflict(peers: Peers, what: str) -> MusterError:
     return MusterError(
-        f"another launch of {peers.size} {what}",
+        f"another launch of {peers.size} processes {what}",
         seen=str(peers.path),
-        fix="--rendezvous-dir FOLDER, an own one for each launch; or end the other one",
+        fix="--rendezvous-dir FOLDER, a separate one for each launch; or end the other launch",
     )
 
 
 def _too_late(peers: Peers, wrong: str) -> MusterError:
     fixes = [peers.hint] if peers.hint else []
-    fixes += ["see that the command started everywhere, in the same folder", "a slow start: --rdzv-timeout SECONDS"]
+    fixes += ["check that all hosts started it, in the same folder", "for a slow start: --rdzv-timeout SECONDS"]
     seen = f"{peers.path} on {socket.gethostname()}"
     return MusterError(wrong, seen=seen, fix="; ".join(fixes), code=ExitCode.FAILED)
 
@@ -339,7 +339,7 @@ def _opened(path: Path) -> Generator[int]:
         status = os.fstat(folder)
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise MusterError(
-                "the ranks meet in a folder that is its user's alone, and this is not: another user could take part",
+                "the folder where the ranks meet must be private to its user, and is not: another user could take part",
                 seen=f"{path}: {stat.filemode(status.st_mode)}, of user {status.st_uid}; this is user {os.geteuid()}",
                 fix="--rendezvous-dir FOLDER, one of your own; or remove what is there",
             )

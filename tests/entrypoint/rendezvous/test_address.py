@@ -182,10 +182,10 @@ def test_an_address_of_another_node_than_the_first_is_refused(address: str) -> N
         env = Environment({**variables, "MASTER_ADDR": name}, host="node02")
         assert rendezvous.meet(detect(env), env, LaunchOptions()).master_addr == name
     env = Environment({**variables, "MASTER_ADDR": address}, host="node02")
-    with pytest.raises(MusterError, match="is another node than node01, the first of this launch") as caught:
+    with pytest.raises(MusterError, match="is not node01, the first node of this launch") as caught:
         rendezvous.meet(detect(env), env, LaunchOptions())
     assert caught.value.fix == "unset MASTER_ADDR"
-    with pytest.raises(MusterError, match="is another node than node01"):
+    with pytest.raises(MusterError, match="is not node01, the first node"):
         rendezvous.meet(detect(env), env, LaunchOptions(master_addr=address))
     # Who numbers the nodes by hand knows which one is the first.
     by_hand = LaunchOptions(nnodes="3", node_rank=1)
@@ -231,7 +231,7 @@ def test_a_node_rank_that_the_jobs_script_has_read_does_not_make_each_node_the_f
     """srun muster run --nnodes 2 --node-rank $SLURM_NODEID --master-addr node01: both would wait for node rank 1."""
     task = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
     options = LaunchOptions(nnodes="2", node_rank=0, master_addr="node01")
-    with pytest.raises(MusterError, match="--master-addr is another node than node02, the first") as caught:
+    with pytest.raises(MusterError, match="--master-addr is not node02, the first node") as caught:
         rendezvous.meet(detect(task, options), task, options)
     assert "--node-rank=0 --master-addr=node01" in caught.value.seen
     assert caught.value.fix.startswith("--node-rank 0 on node01 alone; or ")

@@ -307,12 +307,12 @@ def test_blocks_are_believed() -> None:
 CONTRADICTIONS = {
     "dealt in turns, seen as blocks": (
         [(0, 0, 2, 0), (0, 0, 2, 1), (1, 1, 2, 0), (1, 1, 2, 1)],
-        "two hosts take themselves",
+        "two hosts have the same node rank",
     ),
     "a host that is two nodes": ([(0, 0, 1, 0), (1, 0, 1, 0)], "don't lie in one block"),
-    "two hosts that are one node": ([(0, 0, 2, 0), (0, 1, 2, 1)], "two hosts take themselves for the same node"),
+    "two hosts that are one node": ([(0, 0, 2, 0), (0, 1, 2, 1)], "two hosts have the same node rank"),
     "2, 1 and 1": ([(0, 0, 2, 0), (0, 1, 2, 0), (2, 0, 1, 1), (3, 0, 1, 2)], "different numbers of processes"),
-    "fewer than it counts": ([(0, 0, 2, 0), (1, 0, 2, 1)], "counts 2 processes on node01, and there are 1"),
+    "fewer than it counts": ([(0, 0, 2, 0), (1, 0, 2, 1)], "expects 2 processes on node01, but there are 1"),
 }
 
 
@@ -357,7 +357,7 @@ def test_a_host_that_finds_its_file_replaced_ends(tmp_path: Path) -> None:
         host = pool.submit(meet, peers(tmp_path, 0))
         wait_for("its file", lambda: whole_host(tmp_path), 10)
         leave(tmp_path, host_line())
-        with pytest.raises(MusterError, match="has written over"):
+        with pytest.raises(MusterError, match="has overwritten"):
             host.result(10)
     assert (peers(tmp_path, 0).path / "host").read_text() == host_line()
 
