@@ -161,7 +161,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
         # Newer than the kernel module: something, such as docker's runtime, has put forward compatibility first.
         if not (problem := prove(LIBCUDA, needed, env)):
             return Additions()
-        seen = f"{driver} supports CUDA {own}, {toolkit}; the forward compatibility that is first here: {problem}"
+        seen = f"{driver} supports CUDA {own}, {toolkit}; the forward-compatibility library found here: {problem}"
         raise _too_old(toolkit, own, seen, program)
     seen = f"{driver} supports CUDA {version_text(driver.cuda)}, {toolkit}"
     if (library := newest_compat()) is None:
@@ -173,7 +173,7 @@ def _check(toolkit: Toolkit, driver: Driver, env: Environment, program: Program)
     if problem := prove(str(library), needed, {**env, **variables}):
         seen = f"{seen}; forward compatibility by {library}: {problem}"
         raise _too_old(toolkit, driver.cuda[0], seen, program)
-    return Additions(variables, (f"{seen}: forward compatibility was put first, {library.parent}",))
+    return Additions(variables, (f"{seen}: the forward-compatibility library in {library.parent} is used",))
 
 
 def _cuda_of(version: str | None) -> int | None:
@@ -217,7 +217,7 @@ def _too_old(toolkit: Toolkit, supported: int, seen: str, program: Program) -> M
     else:
         fix = "ask for an NVIDIA driver of 525 or newer" + (", and take the variant for CUDA 12" if needed > 12 else "")
     return MusterError(
-        "the NVIDIA driver is too old for the torch that is here: it would train on the CPU",
+        "the NVIDIA driver is too old for the installed torch, which would train on the CPU",
         seen=seen,
         fix=f"{fix}; or {_cpu(program)}",
     )

@@ -93,7 +93,7 @@ class Folder:
         # Beside the permissions the mode has the set-group-ID bit, which folders inherit.
         is_own = stat.S_ISDIR(found.st_mode) and found.st_mode & 0o777 == 0o700
         if self.is_private and not (is_own and found.st_uid == os.getuid()):
-            wrong = "a folder that is to be this user's alone belongs to somebody else, or is open to others"
+            wrong = "a folder that must be private to this user belongs to another user, or is open to others"
             raise MusterError(wrong, seen=str(self.path), fix=self.fix)
 
 

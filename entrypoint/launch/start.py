@@ -138,7 +138,7 @@ def _tell_agents(refusal: MusterError, context: Context) -> None:
     allocation, options, rendezvous = context.allocation, context.options, context.rendezvous
     if allocation.mode != "agent" or allocation.num_nodes == 1 or torchrun.is_elastic(allocation, options):
         return
-    notify(f"{refusal}\nmuster: tells the other nodes, for {network.REFUSED_TIMEOUT_S:.0f} s at most")
+    notify(f"{refusal}\nmuster: telling the other nodes why, for {network.REFUSED_TIMEOUT_S:.0f} s at most")
     text = json.dumps({**refusal.parts, "wrong": f"{context.env.host} can't take part: {refusal.wrong}"})
     options = replace(options, rdzv_timeout=min(options.rdzv_timeout, int(network.REFUSED_TIMEOUT_S)))
     argv = torchrun.agent_argv(allocation, rendezvous, options, ["-"])
@@ -244,7 +244,7 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
     if allocation.mode == "agent" and program.framework == "torch":
         if options.spawn and (program.torchrun or program.kind == "program"):
             raise MusterError(
-                "--spawn runs Python in processes of its own: no other program, and by no option of torchrun's",
+                "--spawn starts only Python scripts and modules, and takes no options of torchrun",
                 seen=shlex.join([*program.torchrun, *program.agent_words()[:2]]),
                 fix="leave --spawn out",
             )
@@ -262,7 +262,7 @@ def _command(context: Context, program: Program, port: int) -> tuple[list[str], 
             variables["TORCHELASTIC_RUN_ID"] = context.rendezvous.rdzv_id
         given = [f"{name}={value}" for name, value in variables.items()]
         variables[LaunchVariable.RANK_VARIABLES] = " ".join([allocation.job_id or "-", *given])
-    unused = f"torchrun does not start these ranks, and its options do nothing: {shlex.join(program.torchrun)}"
+    unused = f"torchrun does not start these ranks, so its options have no effect: {shlex.join(program.torchrun)}"
     return program.own_words(), Additions(variables, (unused,) if program.torchrun else ())
 
 
@@ -278,7 +278,7 @@ def _refuse_torchruns(allocation: Allocation, options: LaunchOptions, program: P
     for name, value in given.items():
         if value:
             raise MusterError(
-                f"torchrun starts no ranks here, and {name} is its work",
+                f"{name} is an option of torchrun, which does not start the ranks here",
                 seen=f"{name}={value}, {allocation.mode}, {tasks} tasks on this node, --framework {program.framework}",
                 fix=f"leave {name} out" + ("; or one task on each node" if allocation.mode == "worker" else ""),
             )
@@ -310,7 +310,7 @@ def _threads(allocation: Allocation, env: Environment) -> Additions:
     if str(threads) != of_scheduler:
         notes.append(
             f"OMP_NUM_THREADS={of_scheduler} was set by {allocation.scheduler}: {threads} for each of this node's "
-            f"{num_ranks} ranks was taken"
+            f"{num_ranks} ranks is used"
         )
     return Additions({"OMP_NUM_THREADS": str(threads)}, tuple(notes))
 
@@ -330,7 +330,7 @@ def _of_user(context: Context) -> Additions:
     if removed:
         notes.append(f"removed: {', '.join(removed)}")
     if env.is_live and os.getpid() == 1 and not _init(env):
-        notes.append(f"this is process 1, and there is no {INIT} to pass SIGTERM on and to reap: docker run --init")
+        notes.append(f"this is process 1, with no {INIT} to pass SIGTERM on and reap processes: docker run --init")
     return Additions({"MUSTER_DEBUG": "1"} if context.options.debug else {}, tuple(notes), removed)
 
 
@@ -356,7 +356,7 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
         )
     if num_ranks > 1 and re.search(r"\b(mp|multiprocessing)\.(spawn|start_processes)\(", text):
         one = "--nproc-per-node 1" if is_agent else "one task on each node"
-        notes.append(f"{name} starts processes itself, and here in each of a node's {num_ranks} ranks: give it {one}")
+        notes.append(f"{name} starts processes itself, in each of a node's {num_ranks} ranks: start it with {one}")
     for word in program.words[1:]:
         found = re.match(r"--((nproc.per|nnodes|node.rank|master.addr|master.port|rdzv|standalone)[\w-]*)", word)
         if found and not re.search(re.sub("[-_]", "[-_]", found[1]), text):
@@ -424,7 +424,7 @@ def debug_settings(env: Mapping[str, str], rdzv_id: str, *, has_gpus: bool) -> A
         "NCCL_DEBUG_FILE": logs,
     }
     found = where_unset(wanted, env)
-    where = f"--debug-distributed: what NCCL says, and what the flight recorder keeps, goes to {folder}"
+    where = f"--debug-distributed: NCCL's log and the flight recorder's files are written to {folder}"
     # NCCL does not make the folder.
     made = Folder(folder, "--debug-distributed writes files: start in a folder that you may write to")
     return Additions(found.variables, (where, *found.notes), folders=(made,))
@@ -469,10 +469,10 @@ def execute(launch: Launch, env: Environment) -> NoReturn:
                 "the kernel starts no program with such long variables or arguments",
                 seen=f"the longest variable, {longest}, has {len(variables.get(longest, ''))} characters; "
                 f"the arguments have {sum(map(len, argv))}",
-                fix="fewer nodes where it lists them all, as TF_CONFIG does; else a file in place of so long a value",
+                fix="fewer nodes, if it lists them all, as TF_CONFIG does; else put the long value into a file",
             ) from None
         raise MusterError(
             f"the program can't be started: {reason.strerror}",
             seen=shlex.join(launch.argv[:1]),
-            fix="give the path of an executable file; a script of Python: without --no-python, or python SCRIPT",
+            fix="give the path of an executable file; a Python script: without --no-python, or python SCRIPT",
         ) from None

@@ -122,7 +122,7 @@ def test_a_folder_that_is_not_ours_alone_is_refused(tmp_path: Path, temporary: d
     else:
         staged(tmp_path, temporary)
         private.chmod(0o777)
-    with pytest.raises(MusterError, match="this user's alone") as refused:
+    with pytest.raises(MusterError, match="must be private to this user") as refused:
         staged(tmp_path, temporary)
     assert refused.value.seen == str(private)
     assert "TMPDIR=" in refused.value.fix

@@ -110,7 +110,7 @@ def test_spawn_runs_the_program_in_processes_of_multiprocessing() -> None:
 
 
 def test_spawn_runs_python_only() -> None:
-    with pytest.raises(MusterError, match="--spawn runs Python"):
+    with pytest.raises(MusterError, match="--spawn starts only Python"):
         planned(Environment({}, host="b"), LaunchOptions(nproc_per_node="2", spawn=2), Program("program", ("ls",)))
 
 

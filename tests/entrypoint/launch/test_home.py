@@ -125,7 +125,7 @@ def test_what_others_put_there_is_not_used(temporary: Path, plant: Callable[[Pat
     plant(home)
     (folder,) = find(inside(HOME="/")).folders
     assert folder.path == home
-    with pytest.raises(MusterError, match="somebody else") as refusal:
+    with pytest.raises(MusterError, match="belongs to another user") as refusal:
         folder.make()
     assert str(home) in refusal.value.seen
 
@@ -256,7 +256,7 @@ def test_without_tini_a_line_says_so(tmp_path: Path) -> None:
         process.wait()
     assert process.returncode == 0, said
     assert out.split() == ["ready", "1"]
-    assert "this is process 1, and there is no tini" in said
+    assert "this is process 1, with no tini" in said
 
 
 def test_tini_starts_the_command_only_for_process_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

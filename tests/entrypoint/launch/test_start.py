@@ -215,7 +215,7 @@ def test_the_port_of_one_node_is_picked_when_its_program_starts() -> None:
 
 
 def test_process_1_without_an_init_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    env, note = Environment({"PATH": "/nowhere"}, host="a", is_live=True), "this is process 1, and there is no tini"
+    env, note = Environment({"PATH": "/nowhere"}, host="a", is_live=True), "this is process 1, with no tini"
     assert note not in "\n".join(planned(env).additions.notes)
     monkeypatch.setattr(os, "getpid", lambda: 1)
     assert note in "\n".join(planned(env).additions.notes)

@@ -66,4 +66,4 @@ def test_trainings_go_on(command: Run, tmp_path: Path, strategy: str, given: str
     assert answer.returncode == 0, answer.stderr
     assert "validation accuracy" in answer.stdout
     (folder,) = tmp_path.glob("runs/debug-*")
-    assert f"goes to {folder}" in answer.stderr
+    assert f"files are written to {folder}" in answer.stderr
