@@ -39,7 +39,7 @@ Engine = Annotated[Literal["apptainer", "podman", "docker"], typer.Option("--for
 
 def add_to(app: typer.Typer) -> None:
     """Adds the command to `muster`."""
-    fabric = typer.Typer(help="The host's network in the container: what there is, what fits.", no_args_is_help=True)
+    fabric = typer.Typer(help="Show the host's network, and which of its libraries fit here.", no_args_is_help=True)
     command = partial(fabric.command, cls=Command)
     command("find", help="Show the host's devices and interfaces; its root is mounted at /host.")(_find)
     command("plan", help="Show which of the host's libraries fit into this image, or why not.")(_plan)
@@ -110,9 +110,9 @@ def _check(
         code, seen = -1, f"no end within {CHECK_TIMEOUT_S:g} s"
     if code < 0:
         raise MusterError(
-            "one of the fabric's libraries ended the process that asked it, or held it",
+            "one of the fabric's libraries crashed the process that used it, or made it hang",
             seen=f"{seen}, after the last line above",
-            fix="leave the host's libraries out, over TCP: --fabric tcp",
+            fix="without the host's libraries, over TCP: --fabric tcp",
             code=ExitCode.FAILED,
         )
     sys.exit(code)

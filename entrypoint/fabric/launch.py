@@ -77,7 +77,7 @@ def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, roo
     except MusterError as error:
         if need.is_strict:
             raise
-        return Additions({}, (f"fabric: none of the host's libraries: {error.wrong}: {error.seen}",))
+        return Additions({}, (f"fabric: no library of the host is used: {error.wrong}: {error.seen}",))
 
 
 def is_host(root: Path) -> bool:
@@ -152,7 +152,7 @@ def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping
     if profile.net is None:
         if not {"NCCL_NET", "NCCL_NET_PLUGIN"} & set(env):
             raise MusterError(
-                f"this is {profile.title}, and NCCL needs the host's libraries for it: it would silently use TCP",
+                f"this is {profile.title}: without the host's libraries for it, NCCL would silently use TCP",
                 seen=f"{plan.finding.why}; nothing at {roots.host} or {roots.bound}",
                 fix=f"{MOUNT}; or {ANYWAY}",
             )

@@ -28,7 +28,7 @@ from muster.errors import MusterError
 from muster.units import by_numbers
 
 TIMEOUT_S = 60.0
-FIX = "muster fabric check tells more; to start without the host's libraries, over TCP: --fabric tcp"
+FIX = "muster fabric check shows more; to start without the host's libraries, over TCP: --fabric tcp"
 FIX_FOLDER = "TMPDIR=FOLDER, one that this user may write to; or --fabric off"
 
 _OF_LIBC = r"libc|libm|libmvec|libpthread|libdl|librt|libutil|libresolv|libanl|libnsl|libthread_db|libBrokenLocale"
@@ -169,7 +169,7 @@ def temporary_folder(env: Mapping[str, str]) -> Path:
         if not UNUSABLE.search(str(folder)):
             return folder
     raise MusterError(
-        "no temporary folder can be written to, for links to the host's libraries",
+        "links to the host's libraries need a temporary folder, and none can be written to",
         seen=f"TMPDIR={env.get('TMPDIR', '')} as uid {os.getuid()}",
         fix=FIX_FOLDER,
     )
@@ -304,14 +304,14 @@ class Closure:
         fix = "name the host's folder with {} in the profile's search, or --fabric off"
         missing = [name for name in self.host_wins if name not in self.links and not never_leaves_host(name)]
         for name in missing:
-            wrong = "it has to be the host's, and the host does not have it"
+            wrong = "it has to come from the host, and the host does not have it"
             yield Refusal(name, wrong, name, "the profile", fix.format(name))
         for name in traced.absent:
             if link := self.links.get(name):
                 wrong = "the loader can't read it"
                 if link.machine != own_machine():
                     wrong = f"it is built for another architecture: {link.machine}"
-                anew = "install the host's package anew, or name another folder in the profile's search"
+                anew = "install the host's package again, or name another folder in the profile's search"
                 yield Refusal(link.path, wrong, own_machine(), link.needed_by, anew)
             elif name not in missing and not _DRIVERS.fullmatch(name):
                 wrong = "neither the host nor the image has it"
@@ -322,7 +322,7 @@ class Closure:
         for members in self.joined:
             folders = [member for member in members if "/" in member]
             if folders and not any(map(self._providers, folders)):
-                wrong = "a set that has to come from one side would be mixed: the host has none of its providers"
+                wrong = "a set must come all from the host or all from the image, and the host has no providers"
                 fix = "install the host's package with them, or name their folder in the profile's sets"
                 yield Refusal(" ".join(folders), wrong, f"{folders[0]}/*.so", f"{members[0]} of the host", fix)
 
@@ -339,11 +339,11 @@ class Closure:
                     fix = f"an image whose {soname} has {missing}, or a build of the library for an older system"
                 else:
                     side = "on the host" if link else "in the image"
-                    fix = f"a newer {soname} {side}, or a build of the library that asks for less"
+                    fix = f"a newer {soname} {side}, or a build of the library that needs no newer one"
                 yield Refusal(path, wrong, missing, path, fix)
             elif link and not needing:
-                wrong = f"it would take the place of the image's {soname}, and has less than the image's libraries need"
-                fix = f"a newer {soname} on the host, or a fabric whose libraries do with the image's: --fabric tcp"
+                wrong = f"it would replace the image's {soname}, but lacks symbol versions that the image needs"
+                fix = f"a newer {soname} on the host, or a fabric that works with the image's: --fabric tcp"
                 yield Refusal(link.path, wrong, missing, str(user), fix)
 
 

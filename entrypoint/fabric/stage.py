@@ -123,7 +123,7 @@ def make_plan(
         return FabricPlan(finding, refusals=refusals, notes=notes)
     net = value_of(profile.net, context) or exported.name
     if plugin and net is None:
-        notes += (f"{plugin.path} tells its name only to NCCL: without NCCL_NET nothing keeps it from TCP",)
+        notes += (f"{plugin.path} tells its name only to NCCL: unless NCCL_NET is set, NCCL may use TCP instead",)
     own: Mapping[str, Path] = image.trace(found.links).found if found.links else {}
     # Libraries that stay the image's keep the image's configuration files.
     goes_along = bool(found.joined) if wanted.sets else bool(found.links)
@@ -158,7 +158,7 @@ def _refuse_plugin(
         fix = "load the site's module for aws-ofi-nccl, or name its folder in the site's profile: libraries.search"
         return [proof.Refusal(names[0], wrong, " or ".join(names), "NCCL", fix)]
     if proof.never_leaves_host(plugin.soname) or not find.is_name(plugin.soname):
-        wrong = f"NCCL's network plugin calls itself {plugin.soname}, which never comes from the host"
+        wrong = f"NCCL's network plugin has the soname {plugin.soname}, which is never taken from the host"
         needs = "a soname of its own, such as libnccl-net.so"
     elif not set(exported.versions) & set(NCCL_PLUGINS):
         has = ", ".join(f"ncclNetPlugin_v{version}" for version in exported.versions) or "no ncclNetPlugin_vN at all"
@@ -260,7 +260,7 @@ def engine_options(plan: FabricPlan, variables: Mapping[str, str], engine: str) 
     named = {"MUSTER_FABRIC": plan.finding.fabric} if plan.injected or plan.net else {}
     for name, value in sorted({**variables, **named}.items()):
         if is_apptainer and re.search(r"[$`\\\n\r\0]", value):
-            raise _unusable("apptainer has a shell evaluate what is in a variable", f"{name}={value}")
+            raise _unusable("apptainer has a shell evaluate the value of a variable", f"{name}={value}")
         words += ["--env", shlex.quote(assignment(name, value) if is_apptainer else f"{name}={value}")]
     is_rdma = profiles.load_fabric(plan.finding.fabric).is_rdma
     return " ".join([*words, *(RDMA_OPTIONS if is_rdma and not is_apptainer else ())])

@@ -154,7 +154,7 @@ def test_and_is_a_note_elsewhere(
     found = launch.for_need(need, env, roots=roots(tmp_path, request.getfixturevalue(kind)))
     assert found.variables == {}
     assert len(found.notes) == 1
-    assert found.notes[0].startswith("fabric: none of the host's libraries: ")
+    assert found.notes[0].startswith("fabric: no library of the host is used: ")
 
 
 def test_without_a_host_one_node_is_not_looked_at(

@@ -31,7 +31,7 @@ def test_a_plugin_that_calls_itself_what_never_comes_from_the_host(host: Tree, i
     data = host.plugin(f"{LIB}/{soname}").read_bytes()
     host.file(f"{LIB}/{PLUGIN}", data)
     found = refusal(host, image)
-    assert f"calls itself {soname}" in found.wrong
+    assert f"has the soname {soname}" in found.wrong
     assert found.library == f"{LIB}/{PLUGIN}"
 
 

@@ -226,7 +226,7 @@ ncclNetPlugin_v8: .skip 168
     host.library(f"{LIB}/{PLUGIN}", source=source)
     plan = planned(host, image, fabric(plugins=(PLUGIN,)))
     assert (plan.net, list(names(plan))) == (None, [PLUGIN])
-    assert any("without NCCL_NET" in note for note in plan.notes)
+    assert any("unless NCCL_NET is set" in note for note in plan.notes)
 
 
 def test_of_several_versions_the_newest_is_taken_unless_the_site_has_a_default(host: Tree, image: Tree) -> None:

@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused(image_sif: Sif, host: Path, tmp_path: Path
     assert not (tmp_path / "runs").exists()
     alone = image_sif.run("train", "single", *TRAIN, options=options, cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
-    assert "fabric: none of the host's libraries" in alone.stderr
+    assert "fabric: no library of the host is used" in alone.stderr
 
 
 @pytest.fixture
