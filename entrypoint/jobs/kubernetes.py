@@ -86,15 +86,15 @@ def _check(kind: str, wanted: Wanted, image: str) -> None:
     """
     if kind not in KINDS:
         fix = " or ".join(f"--kind {each}" for each in KINDS)
-        raise MusterError("there is no such manifest", seen=f"--kind={kind}", fix=fix)
+        raise MusterError("there is no such kind of manifest", seen=f"--kind={kind}", fix=fix)
     if wanted.account is not None:
-        raise MusterError("Kubernetes knows no accounts", seen=f"--account={wanted.account}", fix="leave it out")
+        raise MusterError("Kubernetes has no accounts", seen=f"--account={wanted.account}", fix="leave it out")
     of_registry(image, "Kubernetes")
     # JobSet's own rule, which suits an indexed Job too: a pod's name gets five random letters at its end.
     added = f"{_NUMBERED[kind]}{wanted.nodes - 1}" + ("" if kind == "pytorchjob" else "-abcde")
     most = _MAX_LABEL - len(added)
     if not _LABEL.fullmatch(wanted.name) or len(wanted.name) > most:
-        wrong = f"a job's name is small letters, digits and hyphens, a letter first, {most} at the most"
+        wrong = f"a job's name has small letters, digits and hyphens, a letter first, at most {most} characters"
         raise MusterError(wrong, seen=f"--name {wanted.name}", fix="--name my-training")
 
 
@@ -106,7 +106,7 @@ def device(text: str) -> tuple[str, int]:
     """
     if (match := _RESOURCE.fullmatch(text)) is None:
         fix = "--device rdma/hca_shared_devices_a=1"
-        raise MusterError("this is no resource of a node", seen=f"--device {text}", fix=fix)
+        raise MusterError("this is no name of a resource", seen=f"--device {text}", fix=fix)
     return match[1], int(match[4] or 1)
 
 

@@ -80,7 +80,7 @@ def check(site: str, wanted: Wanted) -> None:
         if value is not None:
             quoting.check_plain(value, option)
     if not wanted.image or not wanted.image.isprintable() or wanted.image.startswith("-"):
-        wrong = "--image is one line of printable characters, and no - comes first"
+        wrong = "--image is one line of printable characters, and does not begin with -"
         raise MusterError(wrong, seen=f"--image={wanted.image}", fix=f"--image {JobOptions.image}")
     if not wanted.command[0] or wanted.command[0].startswith("-"):
         fix = f"muster job {shlex.quote(site)} -- {shlex.join([*COMMAND, *filter(None, wanted.command)])}"
@@ -88,17 +88,17 @@ def check(site: str, wanted: Wanted) -> None:
     program, *others = wanted.command
     if not others and re.match(r"(train|muster|torchrun|python[0-9.]*)\s", program):
         fix = f"muster job {shlex.quote(site)} -- {program}"
-        raise MusterError("a command in quotes is one word, and no program", seen=shlex.join(wanted.command), fix=fix)
+        raise MusterError("a command in quotes is one word, not a program", seen=shlex.join(wanted.command), fix=fix)
     if wanted.nodes > 1 and wanted.is_training and wanted.command[1] in IN_ONE_PROCESS:
         fix = f"muster job {shlex.quote(site)} --nodes 1 -- {shlex.join(wanted.command)}"
-        wrong = f"{wanted.command[1]} is one process, and this job has {wanted.nodes} nodes"
+        wrong = f"{wanted.command[1]} runs in one process, and this job has {wanted.nodes} nodes"
         raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
     words = without_launcher(wanted.command) or list(wanted.command)
     while words and re.fullmatch(r"(.*/)?python[0-9.]*|-u", words[0]):
         words.pop(0)
     if wanted.nodes > 1 and words and (words != list(wanted.command) or words[0].endswith(".py")):
         fix = f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}"
-        wrong = "without `muster run` this runs on each node by itself"
+        wrong = "without `muster run` each node would run this by itself"
         raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
 
 
@@ -203,12 +203,12 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
     for option, value in (("--kind", wanted.kind), ("--claim", wanted.claim), ("--device", wanted.device)):
         if value:
             seen = f"{option} {value if isinstance(value, str) else ' '.join(value)}"
-            raise MusterError(f"{site.title} takes a script, and no manifest", seen=seen, fix=f"leave {option} out")
+            raise MusterError(f"{site.title} takes a script, not a manifest", seen=seen, fix=f"leave {option} out")
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     command = value_of(site.container.command, here)
     known = ENGINES if site.scheduler == "slurm" else ENGINES[:-1]  # podman-hpc hands on Slurm's variables only
     if command is not None and command.rpartition("/")[2] not in known:
-        wrong = f"{site.title} starts containers by {command}, and its scripts know {', '.join(known)} only"
+        wrong = f"{site.title} starts containers by {command}, and job scripts can use only {', '.join(known)}"
         fix = f"read {site.documentation}" if site.documentation else "muster job list"
         raise MusterError(wrong, seen=f"container.command in the profile {name}", fix=fix)
     directives = [*(value_of(site.launch.directives, here) or ())]
@@ -217,8 +217,8 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             directives = [re.sub(rf"^({options})[ =]*\S+\s*", "", line) for line in directives]
     gpu_line = value_of(site.launch.gpus, here)
     if wanted.gpus and site.scheduler == "grid_engine" and gpu_line is None:
-        fix = "in the profile: [launch] gpus, as in -l gpu={gpus}; or to qsub"
-        raise MusterError("what Grid Engine calls a GPU is each site's own", seen=f"--gpus={wanted.gpus}", fix=fix)
+        fix = "in the profile: [launch] gpus, as in -l gpu={gpus}; or give them to qsub"
+        raise MusterError("each Grid Engine site has its own name for GPUs", seen=f"--gpus={wanted.gpus}", fix=fix)
     module_words = [line.split() for line in value_of(site.modules, here) or ()]
     module_words += [["load", module] for module in value_of(site.container.modules, here) or ()]
     caches = " ".join(resolve(site.caches, here).values())

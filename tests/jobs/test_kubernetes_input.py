@@ -97,7 +97,7 @@ def test_a_device_is_a_resource_of_a_node(text: str) -> None:
 def test_a_name_leaves_room_for_those_of_its_pods(kind: str, most: int) -> None:
     made = pods.of(manifest(kind, nodes=12, name=most * "a"))
     assert max(len(pod.host) for pod in made) <= 63
-    with pytest.raises(MusterError, match=f"{most} at the most"):
+    with pytest.raises(MusterError, match=f"at most {most} characters"):
         manifest(kind, nodes=12, name=(most + 1) * "a")
 
 
@@ -186,9 +186,9 @@ def test_hostile_words_stay_in_their_comment(kind: str) -> None:
 @pytest.mark.parametrize(
     ("site", "asked", "words"),
     [
-        ("kubernetes", {"kind": "cronjob"}, "no such manifest"),
+        ("kubernetes", {"kind": "cronjob"}, "no such kind of manifest"),
         ("kubernetes", {"account": "a"}, "no accounts"),
-        ("kubernetes", {"device": ["rdma"]}, "no resource of a node"),
+        ("kubernetes", {"device": ["rdma"]}, "no name of a resource"),
         ("slurm", {"kind": "job"}, "takes a script"),
         ("slurm", {"claim": "a"}, "takes a script"),
         ("slurm", {"device": ["rdma/hca"]}, "takes a script"),

@@ -116,7 +116,7 @@ def test_many_directives_of_a_profile_leave_its_script_as_short(scheduler: str) 
 
 def test_grid_engine_has_no_word_for_gpus() -> None:
     assert "--nv" not in making.make("grid-engine", Wanted(gpus=0, account="p1", partition="long"))
-    with pytest.raises(MusterError, match="what Grid Engine calls a GPU"):
+    with pytest.raises(MusterError, match="each Grid Engine site has its own name for GPUs"):
         making.make("grid-engine", Wanted(gpus=4))
 
 
