@@ -83,7 +83,7 @@ def _caches(site: Site, context: Context, env: Environment) -> Additions:
         if (folder := expanded(value, env)) is None:
             continue
         if env.is_live and name not in env and not _can_be_made(Path(folder)):
-            notes.append(f"{name}={folder} of the site is left out: there is no such place here that can be written to")
+            notes.append(f"{name}={folder} of the site is left out: it can't be written to here")
         else:
             found[name] = folder
     return Additions(found, tuple(notes))

@@ -35,7 +35,7 @@ class BadProfile(MusterError):
         super().__init__(
             "the profile can't be used",
             seen=f"{path}: {'; '.join(problems)}",
-            fix=f"mend {path.name}; docs/sites.md tells what each key means, and muster site FILE looks again",
+            fix=f"correct {path.name}; docs/sites.md tells what each key means, and muster site FILE checks it again",
         )
         self.problems = problems
 
@@ -112,7 +112,7 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
             problem = problem.replace(words, meaning)
         raise BadProfile(path, (problem,)) from None
     except recognise.UNREADABLE as reason:
-        raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path}") from None
+        raise MusterError("the profile can't be read", seen=f"{path}: {reason}", fix=f"correct {path}") from None
     problems = list(_rules(profile, fabrics))
     if head.get("recognise") != tables.get("recognise"):
         problems.append('recognise: belongs before the first [table], as recognise.hosts = {value = ["..."], ...}')
@@ -134,7 +134,7 @@ def _rules(profile: Site | Fabric, fabrics: tuple[str, ...]) -> Iterator[str]:
             there = " ".join(profile.sources) or "none"
             yield f'{key}.source: there is no [sources] key "{fact.source}"; there are: {there}'
         if fact.when is not None and key.startswith("recognise."):
-            yield f"{key}.when: what a site is recognised by has no condition"
+            yield f"{key}.when: keys of recognise take no condition"
         for text in _texts(fact.value):
             if wrong := _wrong(key, text):
                 yield f'{key}: "{text}" {wrong}'
@@ -162,9 +162,9 @@ def _wrong(key: str, text: str) -> str | None:
     if is_folder and re.search(r"""^~|[$`"'\\;&|<>()*?!]""", recognise.VARIABLE.sub("", text)):
         return "is no plain folder: $NAME or ${NAME} may be in it, and nothing else that a shell would act on"
     if key in _BINDS and "," in text:
-        return "has a comma, at which a container's command would take the rest for another folder"
+        return "has a comma: a container's command would take the rest for another folder"
     if key.startswith("recognise.") and not re.search(r"[A-Za-z0-9]", re.sub(r"\[[^]]*\]", "", text)):
-        return "matches whatever there is: every host would be this site"
+        return "matches everything: every host would be this site"
     return None
 
 

@@ -71,7 +71,7 @@ def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Reco
     if len(best) > 1:
         seen = "; ".join(f"{name}: {', '.join(whys)}" for name, whys in best.items())
         fix = f"--site {next(iter(best))}, or --site off"
-        raise MusterError(f"this could be {' or '.join(best)}", seen=seen, fix=fix)
+        raise MusterError(f"this site could be {' or '.join(best)}", seen=seen, fix=fix)
     ((name, whys),) = best.items()
     return _loaded(name, ", ".join(whys), folder)
 
@@ -86,7 +86,7 @@ def check(found: Recognised | None) -> None:
         refused = found.site.refused
         wrong = f"this image does not run on {found.site.title}: {refused.value}"
         page = found.site.documentation or found.site.sources[refused.source].url
-        raise MusterError(wrong, seen=found.why, fix=f"see {page}; where this is another place: --site off")
+        raise MusterError(wrong, seen=found.why, fix=f"see {page}; if this is another site: --site off")
 
 
 def evidence_for(path: Path, env: Environment) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def evidence_for(path: Path, env: Environment) -> tuple[str, ...]:
         return tuple(map(one_line, _evidence({kind: fact["value"] for kind, fact in recognise.items()}, env)))
     except (*UNREADABLE, AttributeError, KeyError, TypeError) as reason:
         raise MusterError(
-            "a site's profile can't be read", seen=f"{path}: {reason}", fix=f"mend {path.name}, or --site off"
+            "a site's profile can't be read", seen=f"{path}: {reason}", fix=f"correct {path.name}, or --site off"
         ) from None
 
 

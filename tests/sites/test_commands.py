@@ -66,7 +66,7 @@ def test_a_file_with_faults_is_refused_with_each_of_them(command: Run, tmp_path:
     assert wrong == "the profile can't be used"
     assert seen.startswith(f'{path}: extends: there is no fabric "infinband"')
     assert seen.endswith("title: is empty")
-    assert f"mend {path.name}" in fix
+    assert f"correct {path.name}" in fix
 
 
 @pytest.mark.parametrize(("name", "words"), [("juwels-boster", "juwels-booster"), ("none.toml", "muster site list")])

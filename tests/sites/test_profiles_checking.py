@@ -54,11 +54,11 @@ def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
         ('"$SCRATCH/hf"', '"~/hf"', "caches.HF_HOME: "),
         ("HF_HOME =", '"HF HOME" =', "`key` in `$.caches`"),
         ("NCCL_IB_TIMEOUT =", '"1;reboot" =', "`key` in `$.variables`"),
-        ('["tb[0-9]*"]', '["*"]', 'recognise.hosts: "*" matches whatever there is'),
-        ('["tb[0-9]*"]', '["tb1", "?*"]', 'recognise.hosts: "?*" matches whatever there is'),
-        ('["tb[0-9]*"]', '["[a-z]*"]', 'recognise.hosts: "[a-z]*" matches whatever there is'),
+        ('["tb[0-9]*"]', '["*"]', 'recognise.hosts: "*" matches everything'),
+        ('["tb[0-9]*"]', '["tb1", "?*"]', 'recognise.hosts: "?*" matches everything'),
+        ('["tb[0-9]*"]', '["[a-z]*"]', 'recognise.hosts: "[a-z]*" matches everything'),
         ('["testbooster"], source = "docs"}', '["testbooster"], source = "docs", when = {nodes = ">1"}}',
-         "recognise.cluster.when: what a site is recognised by has no condition"),
+         "recognise.cluster.when: keys of recognise take no condition"),
     ],
 )  # fmt: skip
 def test_each_thing_that_can_be_wrong(tmp_path: Path, old: str, new: str, problem: str) -> None:
@@ -78,7 +78,7 @@ def test_the_number_of_nodes_is_no_directive(tmp_path: Path, directive: str) -> 
 @pytest.mark.parametrize("value", ['{A = "*"}', '{PATH = "?*"}'])
 def test_a_variable_of_any_value_tells_nothing(tmp_path: Path, value: str) -> None:
     line = f'recognise.variables = {{value = {value}, source = "docs"}}\n'
-    assert any("matches whatever there is" in problem for problem in problems(tmp_path, HEAD + line + TABLES))
+    assert any("matches everything" in problem for problem in problems(tmp_path, HEAD + line + TABLES))
 
 
 def test_a_directive_has_its_word_left_out(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_the_more_specific_of_two_wins(folder: Path, tmp_path: Path) -> None:
 def test_two_that_match_alike_are_both_named(folder: Path, tmp_path: Path) -> None:
     written(tmp_path, name="other")
     env = Environment({"SLURM_CLUSTER_NAME": "testbooster"}, "tb1")
-    with pytest.raises(MusterError, match="this could be other or testbooster") as refused:
+    with pytest.raises(MusterError, match="this site could be other or testbooster") as refused:
         here(env, folder)
     assert "SLURM_CLUSTER_NAME=testbooster" in refused.value.seen
     assert refused.value.fix == "--site other, or --site off"
@@ -147,7 +147,7 @@ def test_a_head_that_is_no_toml_is_told(tmp_path: Path) -> None:
     folder = written(tmp_path, "title = \n" + VALID).parent
     with pytest.raises(MusterError, match="can't be read") as refused:
         here(Environment({}, "node01"), folder)
-    assert refused.value.fix == "mend testbooster.toml, or --site off"
+    assert refused.value.fix == "correct testbooster.toml, or --site off"
 
 
 @pytest.mark.parametrize(
