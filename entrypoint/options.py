@@ -213,7 +213,7 @@ class TorchrunOptions:
         handled = {"SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT"}
         if not set(filter(None, self.signals_to_handle.split(","))) <= handled:
             raise MusterError(
-                "one of these signals is not handled",
+                "not all of these signals are handled",
                 seen=f"--signals-to-handle={self.signals_to_handle}",
                 fix=f"--signals-to-handle={','.join(sorted(handled))}, or some of them",
             )
