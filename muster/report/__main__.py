@@ -54,7 +54,7 @@ def choose_folder(given: Sequence[str], runs: Sequence[Run], output: Path | None
         is_foreign = is_taken and not is_report(output)
     if is_foreign:
         raise MusterError(
-            "there is something here already that is no report, and it is not written over",
+            "the output exists already, and is no report: it is not overwritten",
             seen=str(output),
             fix="--output FOLDER: a new one, or that of an earlier report",
         )

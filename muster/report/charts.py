@@ -51,8 +51,8 @@ STYLE: dict[str, Any] = {
 }
 
 LEARNING = (
-    "Full lines: training, the mean of the epoch so far, with the weights as they were. Broken lines: validation, "
-    "after each epoch."
+    "Solid lines: training, the mean over the epoch so far, each loss by the weights of its step. Dashed lines: "
+    "validation, after each epoch."
 )
 
 

@@ -136,7 +136,7 @@ def _read(path: Path, refused: list[MusterError]) -> list[Run]:
     if holds_run(folder):
         return [_open(folder)]
     if not os.path.isdir(folder):
-        raise MusterError("there is no run", seen=str(path), fix=USAGE)
+        raise MusterError("there is no run at this path", seen=str(path), fix=USAGE)
     found: list[Run] = []
     num_refused = len(refused)
     for one in sorted(folder.iterdir(), key=lambda path: by_numbers(path.name)):
@@ -161,7 +161,7 @@ def holds_run(folder: Path) -> bool:
         raise MusterError(
             "the folder can't be read: Permission denied",
             seen=str(folder),
-            fix="its owner may open it: chmod -R u+rwX,go+rX FOLDER; or leave it out",
+            fix="its owner can give access: chmod -R u+rwX,go+rX FOLDER; or leave it out",
         )
     return any(os.path.isfile(folder / name) for name in (SUMMARY, METRICS))
 
@@ -179,7 +179,7 @@ def _open(folder: Path) -> Run:
         if path.exists():
             summary = json.loads(content_of(path))
             if not isinstance(summary, dict) or not summary:
-                raise MusterError("a file of the run is damaged", seen=f"{path}: it holds no object", fix=fix)
+                raise MusterError("a file of the run is damaged", seen=f"{path}: it holds no JSON object", fix=fix)
         path, fix = folder / METRICS, "leave this run out"
         if path.exists():
             text = content_of(path).decode(errors="replace")
@@ -199,7 +199,7 @@ def _open(folder: Path) -> Run:
             num_damaged += 1
     if not summary and not kept:
         raise MusterError(
-            "the run has left no results yet",
+            "the run has no results yet",
             seen=f"{path}: no line that can be read",
             fix="try again when it has trained some steps; or leave this run out",
         )

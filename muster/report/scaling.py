@@ -13,8 +13,8 @@ DEFINITION = (
 )
 
 ON_CPUS = (
-    "ranks on CPUs: the efficiency is that of the software only where each rank had cores of its own, and as many "
-    "threads (OMP_NUM_THREADS) on every number of ranks"
+    "ranks on CPUs: the efficiency shows how well the software scales only if each rank had cores of its own, and the "
+    "same number of threads (OMP_NUM_THREADS) in all runs"
 )
 
 OPTIONS = (
@@ -83,7 +83,7 @@ def find(runs: Sequence[Run]) -> tuple[list[Scaling], list[str]]:
         if not run.is_finished:
             left_out[run.label] = "it is not finished"
         elif not run.world_size or not run.rate or not run.number("global_batch"):
-            left_out[run.label] = "its summary has no rate, world or batch"
+            left_out[run.label] = "its summary lacks the rate, the number of ranks or the batch"
         else:
             usable.append(run)
     if len({run.world_size for run in runs} - {None}) < 2:
@@ -96,7 +96,7 @@ def find(runs: Sequence[Run]) -> tuple[list[Scaling], list[str]]:
     compared = {run.label for group in groups.values() for run in group}
     for run in usable:
         if run.label not in compared:
-            left_out[run.label] = "no other run does the same work, by the same batch, on another number of ranks"
+            left_out[run.label] = "no other run does the same work with the same batch on another number of ranks"
     notes = [f"{label} is in no scaling table: {reason}" for label, reason in left_out.items()]
     return [_scaling(str(kind), group) for (kind, *_), group in groups.items()], notes
 
@@ -135,7 +135,7 @@ def _scaling(kind: str, runs: Sequence[Run]) -> Scaling:
     work = run.work + (f", {device}" if device else "")
     notes: list[str] = []
     if several := [f"{len(same)} on {world}" for world, same in worlds.items() if len(same) > 1]:
-        notes.append(f"of several runs on as many ranks the median counts: {', '.join(several)}")
+        notes.append(f"where several runs have the same number of ranks, their median is shown: {', '.join(several)}")
     if is_cpu:
         notes.append(ON_CPUS)
     return Scaling(kind, _batch(run, kind), work, run.unit, points, tuple(notes))

@@ -158,7 +158,7 @@ def state(run: Run) -> str:
     if not run.summary:
         return "not finished"
     if not run.is_finished:
-        return f"goes on: speeds are of the part up to step {count(run.number('step'))}"
+        return f"not finished: speeds are those up to step {count(run.number('step'))}"
     return "done, resumed once or more" if run.text("resumed_from") else "done"
 
 

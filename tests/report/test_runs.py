@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_after_its_summary_says_what_its_speed_is_of(make: Ma
     line = {"kind": "epoch", "epoch": 9, "step": 400, "train_loss": 0.01, "valid_loss": 0.02, "valid_accuracy": 0.999}
     (run,), _ = runs.read_all([str(make("resumed", {"step": 120}, [json.dumps(line), ""]))])
     shown = cells([run])
-    assert shown["state"] == ("goes on: speeds are of the part up to step 120",)
+    assert shown["state"] == ("not finished: speeds are those up to step 120",)
     # What is learnt is that of the last line, not of the old end.
     assert shown["valid. accuracy"] == ("99.90%",)
     assert shown["steps in all"] == ("400",)
@@ -107,7 +107,7 @@ def test_a_run_that_went_back_before_its_summary_is_not_done(make: Make) -> None
     line = {"kind": "steps", "step": 60, "train_loss": 0.5}
     (run,), _ = runs.read_all([str(make("back", {"step": 120}, [json.dumps(line), ""]))])
     shown = cells([run])
-    assert shown["state"] == ("goes on: speeds are of the part up to step 120",)
+    assert shown["state"] == ("not finished: speeds are those up to step 120",)
     assert shown["training loss"] == ("0.5",)
 
 

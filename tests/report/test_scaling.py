@@ -103,8 +103,8 @@ def test_where_one_of_two_worlds_has_no_rate_the_reader_hears_why_there_is_no_sc
     found, notes = find(make("a", world(1, 100, 32)), make("b", {"world_size": 2, "images_per_second": None}))
     assert found == []
     assert sorted(note.partition(" is in no scaling table: ")[::2] for note in notes) == [
-        ("a", "no other run does the same work, by the same batch, on another number of ranks"),
-        ("b", "its summary has no rate, world or batch"),
+        ("a", "no other run does the same work with the same batch on another number of ranks"),
+        ("b", "its summary lacks the rate, the number of ranks or the batch"),
     ]
 
 
@@ -112,7 +112,7 @@ def test_of_several_runs_on_as_many_ranks_the_median_counts(make: Make) -> None:
     (found,), _ = find(make("a", world(1, 100, 32)), *(make(f"b{rate}", world(2, rate, 64)) for rate in (150, 190, 10)))
     assert found.points[1].rate == 150
     assert found.points[1].efficiency == 0.75
-    assert "the median counts: 3 on 2" in found.notes[0]
+    assert "their median is shown: 3 on 2" in found.notes[0]
 
 
 def test_ranks_on_cpus_are_said_to_share_cores(make: Make) -> None:
