@@ -143,8 +143,8 @@ def test_names_ports_and_a_clock_that_are_wrong_on_one_host_each(slurm3: SlurmCl
     ahead = re.search(r"\+(\S+) s on node01", words["clock", "node01"])
     assert ahead, said
     assert abs(float(ahead[1]) - AHEAD_S) < 20, said
-    assert "the own name leads to 127.0.1.1" in words["name", "node02"]
-    assert "node02 leads to 10.77.0.99, not to 10.77.0.3" in words["name", "node03"]
+    assert "its own name resolves to 127.0.1.1" in words["name", "node02"]
+    assert "node02 resolves to 10.77.0.99, its address is 10.77.0.3" in words["name", "node03"]
 
 
 def test_a_rank_that_sends_wrong_values(slurm3: SlurmCluster, tmp_path: Path) -> None:

@@ -62,10 +62,10 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             "clock",
             # Unless most nodes agree, it is unknown which clocks are right.
             listed(off if 2 * len(off) < len(nodes) else nodes),
-            f"the clocks of the nodes differ by up to {widest_s:.1f} s: time limits are seen too early or too late, "
-            "certificates and tokens may not be valid, and times in logs and files mislead",
-            f"against {middle}, {shown}, give or take {max(doubt_s[host] for host in off):.3f} s",
-            "tell the administrators; there, `chronyc tracking` or `timedatectl` says whether a node follows a time "
+            f"the clocks of the nodes differ by up to {widest_s:.1f} s: time limits are noticed too early or too "
+            "late, certificates and tokens may not be valid, and times in logs and files are misleading",
+            f"relative to {middle}: {shown}, with an error of at most {max(doubt_s[host] for host in off):.3f} s",
+            "tell the administrators; on a node, `chronyc tracking` or `timedatectl` shows whether it follows a time "
             "server",
         )
     ]

@@ -111,7 +111,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     ranks = [one for facts in by_host.values() for one in facts]
     if len(ranks) == 1:
-        return "one rank: nothing to say to others"
+        return "one rank: nothing to communicate"
     return f"{len(ALL) + 1} kinds between {len(ranks)} ranks by {ranks[0].backend}, all values right"
 
 
@@ -131,7 +131,7 @@ def _spoilt(
     wrong = [one.wrong[name] for name in names for one in ranks if name in one.wrong]
     lines = [f"{one.collective} on rank {one.rank} ({one.host}): {one}" for one in wrong]
     who = " and ".join(f"rank {rank} on {host_of[rank]}" for rank in culprits)
-    by = {0: "it can't be told by which rank", 1: f"by {who}"}.get(len(culprits), f"between {who}")
+    by = {0: "the rank at fault is unknown", 1: f"by {who}"}.get(len(culprits), f"between {who}")
     return Finding(
         "failed",
         "collective",
@@ -150,10 +150,10 @@ def _stuck(ranks: Sequence[Facts], host_of: Mapping[int, str]) -> Finding:
     # A rank that waits in gloo gets a time-out; a rank that something else holds does not.
     held = [one.rank for one in at_first if one.why.startswith(NOT_OVER)]
     seen = f"rank {first.rank} ({host_of[first.rank]}): {first.why}"
-    hosts, wrong = "", f"{first.at} did not end, though all ranks came to it"
+    hosts, wrong = "", f"{first.at} did not end, though all ranks reached it"
     fix = "export TORCH_DISTRIBUTED_DEBUG=DETAIL, and on GPUs NCCL_DEBUG=INFO, and start again"
     if 0 < len(held) < len(ranks):
         names = listed(f"rank {rank} on {host_of[rank]}" for rank in held)
-        hosts, wrong = listed(host_of[rank] for rank in held), f"{first.at} did not end: {names} did not come back"
-        fix = "look what those ranks wrote, and start without their host"
+        hosts, wrong = listed(host_of[rank] for rank in held), f"{first.at} did not end: {names} did not return"
+        fix = "look at the output of those ranks, and start without their host"
     return Finding("failed", "collective", hosts, wrong, seen, fix)

@@ -142,12 +142,12 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     given = {host: number_given(ranks) for host, ranks in by_host.items()}
-    fix = "ask for the same GPUs on all nodes, and look by nvidia-smi whether one has fallen off its bus"
+    fix = "ask for the same GPUs on all nodes, and check with nvidia-smi whether one has fallen off the bus"
     # Nodes with different numbers of GPUs can train if each rank has one; but a node may have lost a GPU.
     has_each = all(number == len(by_host[host]) for host, number in given.items())
     found = differences(given, "warning" if has_each else "failed", "gpus", "number of GPUs", fix)
-    fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` tells of the driver"
-    wrong = "torch does not see all GPUs that were given, or asked for: a training would use the others, or the CPU"
+    fix = "in a container: apptainer exec --nv, docker run --gpus all; `muster version` shows the driver"
+    wrong = "torch does not see all GPUs that the job has or --device asks for: a training would use fewer, or the CPU"
     unseen: dict[str, str] = {}
     for host, ranks in by_host.items():
         lacking = [rank for rank in ranks if rank.num_gpus < max(rank.is_required, len(visible_gpus(rank.visible)))]
@@ -211,18 +211,18 @@ def _of(host: str, gpu: Gpu, name: str, links: int) -> Iterator[Finding]:
         yield Finding("failed", "ecc", host, wrong, f"{gpu.uncorrected} since the driver was loaded", TELL_SITE)
     if gpu.remapping:
         has_failed = gpu.remapping == "failed"
-        wrong = f"{name} has broken memory: replacing its rows {'has failed' if has_failed else 'waits'}"
+        wrong = f"{name} has broken memory: replacing its rows {'has failed' if has_failed else 'is pending'}"
         seen = f"nvidia-smi -q -d ROW_REMAPPER: {gpu.remapping}"
         fix = TELL_SITE if has_failed else "the site has to reset that GPU: nvidia-smi --gpu-reset"
         yield Finding("failed" if has_failed else "warning", "ecc", host, wrong, seen, fix)
     if gpu.used is not None and gpu.used > CONTEXT:
-        wrong, seen = f"memory of {name} is taken by another process", f"{shown(gpu.used)} used before any rank uses it"
-        yield Finding("warning", "gpu memory", host, wrong, seen, "look whose it is: nvidia-smi on that node")
+        wrong, seen = f"another process uses memory of {name}", f"{shown(gpu.used)} used before any rank uses it"
+        yield Finding("warning", "gpu memory", host, wrong, seen, "see which process it is: nvidia-smi on that node")
     if gpu.slowed_by:
-        wrong, seen = f"the clock of {name} is held down", ", ".join(gpu.slowed_by)
+        wrong, seen = f"the clock of {name} is throttled", ", ".join(gpu.slowed_by)
         yield Finding("warning", "clock", host, wrong, seen, TELL_SITE)
     if gpu.mig:
-        wrong = f"{name} is cut into parts (MIG): NCCL does not join them"
+        wrong = f"{name} is partitioned (MIG): NCCL does not connect the parts"
         yield Finding("warning", "mig", host, wrong, "MIG mode: enabled", "ask for whole GPUs")
     # A PCIe card has NVLinks only if a bridge connects it to its neighbour.
     has_no_bridge = gpu.links == 0 and "pcie" in (gpu.name or "").lower()

@@ -107,22 +107,22 @@ def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             # A rank that uses a GPU keeps one core busy with launching kernels: none is left to load data.
             wrong = f"{plural(numbers[host], 'core')} for {plural(len(ranks), 'rank')}"
             seen = f"cores {listed(sorted(known), 8)}"
-            seen += f", {ranks[0].quota:g} of them by the control group's limit" if ranks[0].quota is not None else ""
+            seen += f", limited to {ranks[0].quota:g} by the control group" if ranks[0].quota is not None else ""
             fix = "ask for more cores a rank: --cpus-per-task in Slurm, ncpus in PBS, docker's --cpus; or fewer ranks"
             found.append(Finding("warning", "cores", host, wrong, seen, fix))
         elif len(set(sets)) > 1 and sum(map(len, sets)) > len(known):
             seen = listed((f"rank {rank.rank}: cores {listed(rank.cores, 8)}" for rank in ranks), between="; ")
-            wrong = "ranks are bound to the same cores, and others lie idle"
+            wrong = "ranks are bound to the same cores, and others are idle"
             fix = "leave binding to the launcher: srun --cpu-bind=cores with --cpus-per-task, or no binding at all"
             found.append(Finding("warning", "binding", host, wrong, seen, fix))
-    fix = "ask for the same cores on all nodes: the slowest node holds up all"
+    fix = "ask for the same number of cores on all nodes: the slowest node delays all"
     return found + differences(numbers, "warning", "cores", "number of cores", fix)
 
 
 def _shared_memory(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     """The findings on /dev/shm, through which data workers pass their batches on."""
     closed, small = dict[str, str](), dict[str, str]()
-    fix = "docker run --shm-size=8g or --ipc=host; on a node of one's own: mount -o remount,size=50% /dev/shm"
+    fix = "docker run --shm-size=8g or --ipc=host; as root on your own machine: mount -o remount,size=50% /dev/shm"
     for host, ranks in by_host.items():
         shm, needed = ranks[0].shm, WORKER * len(ranks)
         if shm is not None and shm.trouble is not None:
@@ -143,4 +143,4 @@ def _open_files(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         if first.open_files is not None and first.open_files < needed:
             few[host] = f"ulimit -n: {first.open_files}; {num_ranks} ranks may need {needed} each"
     fix = "ulimit -n $(ulimit -Hn) in the job script, before the launch"
-    return alike(few, "warning", "open files", "few files may be open at a time", fix)
+    return alike(few, "warning", "open files", "the limit of open files is low", fix)

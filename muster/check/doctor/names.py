@@ -41,7 +41,7 @@ class Lookup(NamedTuple):
     took_s: float = 0.0
 
     def leads(self) -> str:
-        return f"leads to {listed(self.addresses)}" if self.addresses else f"leads nowhere ({self.wrong})"
+        return f"resolves to {listed(self.addresses)}" if self.addresses else f"does not resolve ({self.wrong})"
 
 
 @dataclass(frozen=True)
@@ -119,26 +119,26 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             if one.name == host:
                 # Programs listen on the first address.
                 if not set(one.addresses[:1]) & set(place.addresses):
-                    own[host] = f"the own name {one.leads()}"
+                    own[host] = f"its own name {one.leads()}"
             # A name that no other node can resolve, such as a container's, is not in use between nodes.
             elif one.name in known and not set(one.addresses) & set(place.addresses):
-                wrong.append(f"{one.name} {one.leads()}, not to {place.address}")
+                wrong.append(f"{one.name} {one.leads()}, its address is {place.address}")
         others[host] = listed(wrong, between="; ")
     is_interface_set = all(nodes[host].is_interface_set for host in own)
     so = "gloo has its interface, but other programs would listen there" if is_interface_set else "gloo listens there"
-    wrong_own = f"the own name does not lead to an address that others reach: {so}, and other nodes can't connect"
+    wrong_own = f"its own name does not resolve to an address that others reach: {so}, and other nodes can't connect"
     fix_own = (
-        "give the name, in /etc/hosts there, the address on the network of the job; or export GLOO_SOCKET_IFNAME and "
+        "in /etc/hosts there, give the name its address on the job's network; or export GLOO_SOCKET_IFNAME and "
         "NCCL_SOCKET_IFNAME, as muster does"
     )
-    wrong_other = "the name of another node does not lead where it should"
-    fix_other = "mend /etc/hosts or the name service there: `getent hosts NAME` shows what it says"
+    wrong_other = "the name of another node does not resolve to its address"
+    fix_other = "correct /etc/hosts or the name service there: `getent hosts NAME` shows the address"
     found = alike(own, "warning" if is_interface_set else "failed", "name", wrong_own, fix_own)
     found += alike(others, "warning", "name", wrong_other, fix_other)
     slow = [(one.took_s, host, one.name) for host, node in nodes.items() for one in node.lookups if one.took_s > SLOW_S]
     if slow:
         took_s, host, name = max(slow)
-        wrong_slow = f"a name lookup takes more than {SLOW_S:.0f} s: each start of a training waits for such ones"
+        wrong_slow = f"a name lookup takes more than {SLOW_S:.0f} s: each start of a training waits for such lookups"
         fix = f"see which servers /etc/resolv.conf names there, and whether they answer: `time getent hosts {name}`"
         seen = f"{name} took {took_s:.1f} s on {host}"
         found.append(Finding("warning", "name", listed(host for _, host, _ in slow), wrong_slow, seen, fix))
@@ -147,5 +147,5 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     if number := sum(len(facts[0].lookups) for facts in by_host.values()):
-        return f"{number} lookups of {len(by_host)} nodes lead where they should"
+        return f"{number} lookups of {len(by_host)} nodes give the right addresses"
     return "one machine: no name is needed"

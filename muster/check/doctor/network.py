@@ -111,18 +111,18 @@ def choose(environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]) 
 def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     nodes = {host: ranks[0] for host, ranks in by_host.items()}
     addresses = {host: listed(rank.address for rank in ranks) for host, ranks in by_host.items()}
-    several = {host: f"own addresses there: {each}" for host, each in addresses.items() if "," in each}
-    wrong = "nodes have the same name, and are taken for one: only one of them was looked at"
+    several = {host: f"addresses of its ranks: {each}" for host, each in addresses.items() if "," in each}
+    wrong = "several nodes have the same name, and count as one: only one of them was checked"
     fix = "give each node a hostname of its own (docker run --hostname)"
     found = alike(several, "warning", "host", wrong, fix)
-    fix = "look at what `muster fabric plan` says on that node, and whether the host's libraries are bound there too"
+    fix = "look at what `muster fabric plan` says on that node, and see that the host's libraries are bound there too"
     found += differences({host: node.fabric for host, node in nodes.items()}, "failed", "fabric", "fabric", fix)
-    fix = "docker run --device /dev/infiniband; on a node: the devices' permissions"
+    fix = "docker run --device /dev/infiniband; on a node: correct the devices' permissions"
     devices = {host: node.devices for host, node in nodes.items()}
     found += alike(devices, "warning", "fabric", "the fabric's devices can't be used", fix)
     fix = "docker run --ulimit memlock=-1; in Slurm PropagateResourceLimitsExcept=MEMLOCK and slurmd's LimitMEMLOCK"
     memlock = {host: node.memlock for host, node in nodes.items()}
-    found += alike(memlock, "warning", "memlock", "RDMA may lock little memory", fix)
+    found += alike(memlock, "warning", "memlock", "the limit of locked memory is low for RDMA", fix)
     # Devices may have different names on each node: only rates are compared.
     known = {host: node.ports for host, node in nodes.items() if node.ports is not None}
     rates = {host: tuple(sorted(rate or 0 for rate in each.values())) for host, each in known.items()}
@@ -134,7 +134,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     found += differences(rates, "warning", "ports", "rate of InfiniBand ports", fix, lambda one: shown[one] or "none")
     fix = "tell the site: the card in its slot, or the slot (lspci -vv: LnkSta against LnkCap)"
     for name in sorted({name for node in nodes.values() for name in node.pcie}):
-        wrong = f"the PCIe link of {name} is less than the card and its slot can"
+        wrong = f"the PCIe link of {name} is slower than the card and its slot allow"
         found += alike({host: node.pcie.get(name, "") for host, node in nodes.items()}, "warning", "pcie", wrong, fix)
     return found
 

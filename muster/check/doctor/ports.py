@@ -28,7 +28,7 @@ NAME = "ports"
 CONNECT_S, ANSWER_S = 6.0, 10.0
 """Time limits of a connection, which the kernel retries after 1 and 3 s, and of an answer, as a program may be busy."""
 
-SILENT, STRANGER, CLOSED = "connected, then silence", "another program answers there", "connected, then closed"
+SILENT, STRANGER, CLOSED = "connected, then no answer", "another program answers there", "connected, then closed"
 STALLED = "small messages pass, 64 KiB do not"
 
 MAX_AT_ONCE = 64
@@ -175,7 +175,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
     unreachable = {host: facts[0].wrong for host, facts in by_host.items()}
-    found = alike(unreachable, "failed", "port", "there is no port at which the others could reach it", fix)
+    found = alike(unreachable, "failed", "port", "it can't open a port on which the other nodes could reach it", fix)
     for is_stalled in (False, True):
         bad = [probe for probe in probes if probe.wrong and (probe.wrong == STALLED) == is_stalled]
         found += [_finding(places, host, wrong, of_cause) for host, wrong, of_cause in _causes(probes, bad)]
@@ -184,7 +184,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
 
 def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
     ways = sum(len(facts[0].probes) for facts in by_host.values())
-    return f"{ways} ways between {len(by_host)} nodes are open" if ways else "one node: nothing to reach"
+    return f"all {ways} connections between {len(by_host)} nodes are open" if ways else "one node: nothing to reach"
 
 
 def _causes(probes: Sequence[Probe], bad: Sequence[Probe]) -> Iterator[tuple[str, str, list[Probe]]]:
@@ -241,13 +241,13 @@ def _finding(places: Mapping[str, Place], host: str, wrong: str, bad: Sequence[P
     if bad[0].wrong == STALLED:
         fix = (
             f"`ip link show {source.interface}` on both: the MTU has to be the same on all nodes and switches; "
-            f"`ping -M do -s 8972 {target.address}` on {source.host} shows what gets through"
+            f"`ping -M do -s 8972 {target.address}` on {source.host} shows whether large packets pass"
         )
-        return Finding("failed", "mtu", host, f"{wrong} with more than small messages", seen, fix)
+        return Finding("failed", "mtu", host, f"{wrong} with large messages", seen, fix)
     where = f"ports {ephemeral_range()}, on which gloo and NCCL listen"
     fix = (
-        f"let TCP through between the nodes of a job on {where} (`nft list ruleset`, `iptables -S` on both); or "
-        f"another network for all, by --interface NAME: `ip route get {target.address}` on {source.host} shows the way "
-        "there, which leads to no proxy and no second host with that address"
+        f"allow TCP between the nodes of a job on {where} (`nft list ruleset`, `iptables -S` on both); or use "
+        f"another network on all: --interface NAME; `ip route get {target.address}` on {source.host} shows the route, "
+        "which must not lead to a proxy or to another host with that address"
     )
     return Finding("failed", "port", host, f"{wrong} on {where}", seen, fix)

@@ -103,8 +103,8 @@ def run(options: DoctorOptions) -> None:
         report.why.append(Finding("failed", "launch", "", error.wrong, error.seen, error.fix))
     except dist.DistError as error:
         code, is_cut_off = ExitCode.FAILED, True
-        wrong = f"rank {os.environ.get('RANK', '0')} lost the others: rank 0, its agent or the network between is gone"
-        seen, fix = str(error).strip().partition("\n")[0], "look what the other nodes said, then try again"
+        wrong = f"rank {os.environ.get('RANK', '0')} lost the other ranks: rank 0, its agent or the network is gone"
+        seen, fix = str(error).strip().partition("\n")[0], "look at the output of the other nodes, then try again"
         report.why.append(Finding("failed", DIED, "" if world is None else world.host, wrong, seen, fix))
     if os.environ.get("RANK", "0") == "0":
         code = ranks.print_answer(lambda: show(options, report, world))
@@ -134,7 +134,7 @@ def preflight(world: World, device: Literal["auto", "cuda", "cpu"], checkpoint_d
             console.notify(str(finding))
     if code != ExitCode.DONE:
         fix = (
-            "mend what is named above; `muster doctor` in place of `train` checks more; without --preflight the "
+            "correct what is named above; `muster doctor` in place of `train` checks more; without --preflight the "
             "training starts nonetheless"
         )
         raise SharedFault("the nodes are not fit to train on", seen=verdict, fix=fix, code=ExitCode.USER_MUST_CHANGE)
@@ -157,7 +157,7 @@ def check(world: World, options: DoctorOptions, report: Report, *, prints_steps:
         return
     is_stopped = any(one.level == "failed" and one.about not in HARMLESS for one in report.findings)
     if world.gather(is_stopped)[0]:
-        report.parts += [Part(one.NAME, "not tried: mend what failed first", is_seen=False) for one in subjects]
+        report.parts += [Part(one.NAME, "not tried: first correct what failed", is_seen=False) for one in subjects]
         return
     if prints_steps:
         print_step(last)
@@ -251,4 +251,4 @@ def conclusion(findings: Sequence[Finding]) -> str:
     warnings = plural(num_warnings, "warning")
     if not num_failed:
         return f"{warnings}: see above; a training can run"
-    return f"{plural(num_failed, 'finding')} to mend first" + (f", {warnings}" if num_warnings else "")
+    return f"{plural(num_failed, 'finding')} to correct first" + (f", {warnings}" if num_warnings else "")

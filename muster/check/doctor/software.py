@@ -118,7 +118,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         found += differences(paths, "warning", "nccl", "path of NCCL", ONE_IMAGE)
     for name in sorted({name for node in nodes.values() for name in node.variables if name not in NOT_COMPARED}):
         values = {host: node.variables.get(name, "(unset)") for host, node in nodes.items()}
-        fix = f"set {name} for all nodes alike: in the job script, or in what all of them read"
+        fix = f"set {name} to the same on all nodes: in the job script, or in a file that all of them read"
         found += differences(values, "warning", name, name, fix)
     return found
 

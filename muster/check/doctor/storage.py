@@ -73,7 +73,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
             closed[host] = f"{space.path}: {space.trouble}{left}"
         elif space.free is not None and space.free < ROOM:
             small[host] = f"{space.path}: {shown(space.free)} free"
-    fix = "make room there, or another folder: --runs-dir, here --checkpoint-dir"
+    fix = "make room there, or choose another folder: --runs-dir of train, --checkpoint-dir of doctor"
     return [
         *alike(closed, "failed", "checkpoints", "no checkpoint can be written", fix),
         *alike(small, "warning", "checkpoints", "there is hardly any room for checkpoints", fix),

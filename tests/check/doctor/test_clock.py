@@ -35,7 +35,7 @@ def test_a_clock_that_is_off_is_named_with_its_offset(off_s):
     (finding,) = findings(("a", 0, 0), ("b", off_s, 0.01), ("c", 0, 0))
     assert (finding.level, finding.about, finding.host) == ("warning", "clock", "b")
     assert f"differ by up to {abs(off_s):.1f} s" in finding.wrong
-    assert f"{off_s:+.3f} s on b, give or take 0.010 s" in finding.seen
+    assert f"{off_s:+.3f} s on b, with an error of at most 0.010 s" in finding.seen
 
 
 def test_the_first_nodes_own_clock_is_the_odd_one_where_all_others_agree():

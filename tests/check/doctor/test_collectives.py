@@ -51,7 +51,7 @@ def test_one_share_that_is_wrong_at_one_other_rank_is_the_pairs():
 
 def test_by_whom_a_sum_was_spoilt_that_is_wrong_at_all_nobody_can_tell():
     ranks = [facts(rank, reduce_scatter=None) for rank in range(4)]
-    assert found(*ranks) == [("", "reduce_scatter gives wrong values: it can't be told by which rank")]
+    assert found(*ranks) == [("", "reduce_scatter gives wrong values: the rank at fault is unknown")]
     assert found(facts(0, reduce=None), facts(1))[0][0] == ""
 
 
@@ -59,12 +59,12 @@ def test_who_did_not_come_back_is_named():
     waiting = [facts(rank, why="Timed out", at="broadcast") for rank in (0, 1)]
     # The collective that the others are in may have ended for them, never for who was left in it.
     ((host, wrong),) = found(*waiting, facts(2, why=NOT_OVER, at="all_gather"))
-    assert (host, wrong) == ("c", "all_gather did not end: rank 2 on c did not come back")
+    assert (host, wrong) == ("c", "all_gather did not end: rank 2 on c did not return")
 
 
 def test_a_group_that_does_not_start():
     ((host, wrong),) = found(*(facts(rank, why="no route", at=START) for rank in range(3)))
-    assert (host, wrong) == ("", f"{START} did not end, though all ranks came to it")
+    assert (host, wrong) == ("", f"{START} did not end, though all ranks reached it")
 
 
 def test_who_gives_more_time_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,4 +163,4 @@ def test_collectives_that_are_spoilt_on_one_rank(trials: list[list[str]]) -> Non
 
 @pytest.mark.process
 def test_a_rank_that_does_not_come_back_is_named_in_time(trials: list[list[str]]) -> None:
-    assert trials[1] == ["collective b reduce did not end: rank 1 on b did not come back"]
+    assert trials[1] == ["collective b reduce did not end: rank 1 on b did not return"]

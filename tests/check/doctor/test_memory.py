@@ -57,7 +57,7 @@ def test_a_limit_of_processor_time() -> None:
     """As docker's --cpus and Kubernetes' limits set it: all cores may be used, in turns."""
     finding = only(with_ranks(healthy(1), "", lambda rank: {"quota": 2.5}))
     assert (finding.about, finding.wrong) == ("cores", "2 cores for 2 ranks")
-    assert "2.5 of them" in finding.seen
+    assert "limited to 2.5 by the control group" in finding.seen
     assert only(with_ranks(healthy(1, 1), "", lambda rank: {"quota": 1.5})).wrong == "1 core for 1 rank"
     assert found(with_ranks(healthy(1), "", lambda rank: {"quota": 8.0})) == []
 

@@ -54,7 +54,7 @@ def test_names_that_lead_to_any_address_of_their_node():
 def test_an_own_name_that_others_could_not_use(address):
     (finding,) = findings(3, [own(0, "10.0.0.0"), own(1, address), own(2, "10.1.0.2")])
     assert (finding.level, finding.host) == ("warning", "n1")
-    assert finding.seen == f"the own name leads to {address}"
+    assert finding.seen == f"its own name resolves to {address}"
 
 
 def test_it_is_a_fault_where_gloo_goes_by_it():
@@ -81,7 +81,7 @@ def test_a_name_that_leads_astray_on_one_node_names_that_node():
     lookups += [led(2, 0, "10.0.0.0"), led(2, 1, "10.0.0.99")]
     (finding,) = findings(3, lookups)
     assert (finding.level, finding.host) == ("warning", "n2")
-    assert finding.seen == "n1 leads to 10.0.0.99, not to 10.0.0.1"
+    assert finding.seen == "n1 resolves to 10.0.0.99, its address is 10.0.0.1"
 
 
 def test_a_name_that_leads_astray_everywhere_is_one_finding():

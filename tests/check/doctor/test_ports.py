@@ -190,7 +190,7 @@ def test_ports_that_are_closed_between_all_are_one_finding():
 def test_what_stalls_is_told_apart_from_what_is_closed():
     ((level, about, host, wrong),) = found((1, 2), wrong=STALLED)
     assert (level, about, host) == ("failed", "mtu", "n1 -> n2")
-    assert "small messages" in wrong
+    assert "with large messages" in wrong
 
 
 def test_many_nodes_of_which_one_is_cut_off():
@@ -243,7 +243,7 @@ def test_more_nodes_than_may_all_look_at_each_other(monkeypatch):
         first, *others = threads.map(rank, range(len(hosts)))
     assert first.findings == []
     ways = sum(len(partners(node, size)) for node in range(size))
-    assert first.parts[1].says == f"{ways} ways between {size} nodes are open"
+    assert first.parts[1].says == f"all {ways} connections between {size} nodes are open"
     assert sum(len(told["ports"]["probes"]) for told in first.facts if told["ports"]) == ways
     assert first.parts[2].says.startswith(f"the clocks of {size} nodes agree to")
     assert all(not report.parts for report in others)

@@ -63,7 +63,7 @@ def test_warnings_leave_the_way_to_a_training_open(tmp_path: Path) -> None:
         "muster", "doctor", "--quick", "--device=cpu", "--nproc-per-node=2", folder=tmp_path, before="ulimit -n 300"
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "few files may be open at a time" in done.stdout
+    assert "the limit of open files is low" in done.stdout
     assert "seen: ulimit -n: 300" in done.stdout
     assert "error:" not in done.stderr
     assert "Traceback" not in done.stderr
@@ -87,7 +87,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_host(tmp_path: Path, unused
     done = start("python", "-m", "muster.check", "doctor", "--json", "--timeout-s=3", folder=tmp_path, env=env)
     assert done.returncode == 2, done.stderr
     (finding,) = found_of(json.loads(done.stdout))
-    assert (finding.host, finding.wrong) == ("alpha, beta", "ranks 1, 2, 3 did not come")
+    assert (finding.host, finding.wrong) == ("alpha, beta", "ranks 1, 2, 3 did not connect")
     assert "waited 3 s" in finding.seen
 
 

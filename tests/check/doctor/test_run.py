@@ -39,7 +39,7 @@ def test_nothing_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     assert "64 nodes x 8 = 512 ranks\n               node01, node02, node03, node04 and 60 more\n" in text
     assert "failed: node17: not all nodes have the same code of this project" in text
-    assert text.endswith("failed: 1 finding to mend first, 1 warning\n")
+    assert text.endswith("failed: 1 finding to correct first, 1 warning\n")
     assert "\x1b" not in text
 
 
@@ -80,7 +80,7 @@ def test_what_a_program_gets() -> None:
     found, world = found_at(with_node(healthy(), "node02", torch="2.9.1"))
     told = json.loads(json.dumps(run.as_object(found, world)))
     assert (told["code"], told["verdict"], told["nodes"]) == (2, "failed", ["node01", "node02", "node03"])
-    assert told["says"] == "1 finding to mend first"
+    assert told["says"] == "1 finding to correct first"
     assert (told["ranks"], len(told["facts"])) == (6, 6)
     (finding,) = told["findings"]
     assert (finding["host"], finding["about"]) == ("node02", "torch")
