@@ -169,7 +169,7 @@ def errors(slow: Sequence[Slow], path: str) -> list[MusterError]:
             f"{worst.figure} {worst.now_us:.1f} us in the fastest of {plural(worst.num_passes, 'pass')}; in "
             f"{path} {worst.slowest_us:.1f} us in the slowest, and passes differ by a factor of {worst.factor:.2f}"
         )
-        fix = "muster bench --pairwise names the slow link or node; where it is to be so from now on: --save-baseline"
+        fix = "muster bench --pairwise names the slow link or node; if this is acceptable from now on: --save-baseline"
         found.append(MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED))
     return found
 
@@ -190,7 +190,7 @@ def load(world: World, options: BenchOptions, setting: Setting) -> Baseline | No
 def _read_files(options: BenchOptions, setting: Setting) -> Baseline | None:
     """The baseline of `--baseline`, after all files that the options name were checked."""
     if options.pairwise and (options.baseline or options.save_baseline):
-        wrong = "pairs of nodes are held against each other, not against a baseline"
+        wrong = "pairs of nodes are compared with each other, not with a baseline"
         raise MusterError(wrong, seen="--pairwise with --baseline or --save-baseline", fix="leave one of them out")
     if options.save_baseline is not None:
         path = Path(options.save_baseline)
@@ -211,8 +211,8 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
     """
     kept = tuple(Kept(row.collective, row.size, row.passes) for row in rows if row.passes)
     if not kept:
-        fix = "--collectives with others, or all"
-        raise MusterError("nothing was measured that a baseline could keep", seen=f"--save-baseline={path}", fix=fix)
+        fix = "--collectives with other ones, or all"
+        raise MusterError("nothing was measured that a baseline could contain", seen=f"--save-baseline={path}", fix=fix)
     baseline = Baseline(setting=setting, about=about, rows=kept)
     # Not imported above, as it takes time to load, and most runs save no baseline.
     from muster.train.checkpoint.storage import write_text
@@ -223,7 +223,7 @@ def write(path: Path, setting: Setting, rows: Sequence[Row], about: dict[str, An
 
 
 def _writing(path: Path) -> AbstractContextManager[None]:
-    fix = "--save-baseline with a path in a folder of yours"
+    fix = "--save-baseline with a path in a folder that you may write to"
     return explaining("the baseline can't be written", seen=path, fix=fix)
 
 
@@ -244,8 +244,8 @@ def read(path: str, option: str, setting: Setting) -> Baseline:
     differences = [f"{name} {json.dumps(theirs[name])}, not {json.dumps(own[name])}" for name in unlike]
     if differences:
         raise MusterError(
-            f"the baseline is not of what runs here: it has {differences[0]}",
+            f"the baseline is of another setting: it has {differences[0]}",
             seen=f"{path} has {'; '.join(differences)}",
-            fix=f"{option} with another file: one for each site, shape, backend and kind of device",
+            fix=f"{option} with another file: one for each site, backend, device, and number of nodes and ranks",
         )
     return found

@@ -52,7 +52,7 @@ LISTED = 10
 RULE = (
     f"a link is slow if its best message takes more than {SLOW_FACTOR:g} times as long as the best message of the "
     f"usual link (the median of the links that no slow node has), by the best of {MEASUREMENTS} measurements; "
-    "a node is slow if all that it sends, or receives, is, to nodes that are not slow too"
+    "a node is slow if it sends, or receives, slowly on all links with nodes that are not slow themselves"
 )
 
 DOES = ("sends", "receives")
@@ -149,9 +149,9 @@ def _measure(link: "Link") -> list[Row]:
                     link.receive(nodes[other][place])
         except RuntimeError as error:
             raise MusterError(
-                f"{hosts[node]} and {hosts[other]} don't get a message through to each other",
+                f"no message gets through between {hosts[node]} and {hosts[other]}",
                 seen=transport.with_warnings(error),
-                fix="muster doctor looks at the nodes and the network between them",
+                fix="muster doctor checks the nodes and the network between them",
                 code=ExitCode.FAILED,
             ) from error
     link.barrier()
@@ -253,14 +253,14 @@ def errors(rows: Sequence[Row]) -> list[MusterError]:
         does = [f"{'sends' if own[0].source == node else 'receives'} at {_speeds(own)}" for own in directions]
         wrong = f"slow node: {node} {' and '.join(does)}{compared}{_which([row for own in directions for row in own])}"
         seen = f"all of its {len(directions[0])} links; {RULE}"
-        fix = f"leave {node} out of the job, and tell whoever runs it: its network card, cable or port"
+        fix = f"leave {node} out of the job, and tell the administrators: its network card, cable or port"
         found.append(MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED))
     for pair in dict.fromkeys(frozenset(row.direction) for row in links):
         own = [row for row in links if pair == frozenset(row.direction)]
         first, second = sorted(pair) if len(own) == 2 else own[0].direction
         link = f"{first} {'-' if len(own) == 2 else '->'} {second}"
         wrong = f"slow link: {link}, {_speeds(own)}{compared}{_which(own)}"
-        fix = f"tell whoever runs the cluster: the cables and switches between {first} and {second}"
+        fix = f"tell the administrators: the cables and switches between {first} and {second}"
         found.append(MusterError(wrong, seen=RULE, fix=fix, code=ExitCode.FAILED))
     return found
 
@@ -322,7 +322,7 @@ def _speeds(rows: Sequence[Row]) -> str:
 def about(rows: Sequence[Row]) -> str:
     latencies = [row.latency_us for row in rows]
     most = max(row.num_ranks for row in rows)
-    ranks = f"; of {most} ranks side by side the slowest" if most > 1 else ""
+    ranks = f"; the slowest of {most} ranks at the same time" if most > 1 else ""
     size = collectives.shown(max(row.size for row in rows))
     return f"latency {min(latencies):.0f} to {max(latencies):.0f} us, messages of {size}{ranks}"
 

@@ -102,8 +102,8 @@ def report_failure(world: World | None, error: Exception, doing: str) -> int:
             console.notify(str(error))
         return error.code
     if world is None and isinstance(error, dist.DistError):
-        wrong = f"rank {os.environ.get('RANK', '0')} lost rank 0 before all had met"
-        fix = "look what rank 0 said, and how its process ended"
+        wrong = f"rank {os.environ.get('RANK', '0')} lost rank 0 before all ranks had connected"
+        fix = "look at the output of rank 0, and how its process ended"
         error = MusterError(wrong, seen=str(error).partition("\n")[0], fix=fix, code=ExitCode.FAILED)
     if world is None:
         console.notify(str(error) if isinstance(error, MusterError) else "".join(traceback.format_exception(error)))
@@ -125,21 +125,21 @@ def explain(world: World, error: Exception, doing: str) -> MusterError | None:
     is_speaking = isinstance(error, RuntimeError) and dist.is_initialized() and not memory.find(error)
     has_lost_others = is_speaking or isinstance(error, RanksMissing | dist.DistError)
     reason = transport.with_warnings(error.seen if isinstance(error, RanksMissing) else error)
-    fix = "muster doctor looks at the nodes and the network between them; more time: --timeout-s"
+    fix = "muster doctor checks the nodes and the network between them; more time: --timeout-s"
     if not has_lost_others:
-        wrong = f"{this} failed at {doing}: {type(error).__name__}"
+        wrong = f"{this} failed during {doing}: {type(error).__name__}"
         fix = "muster bench --debug shows the traceback; a smaller --max-size needs less memory"
     elif (alive := ranks_alive(world)) is None:
-        wrong = f"{this} lost the others at {doing}"
+        wrong = f"{this} lost the other ranks during {doing}"
     elif world.rank != min(alive):
         return None
     elif len(alive) == world.world_size:
-        wrong = f"the ranks are all there, but {doing} failed"
+        wrong = f"all ranks are alive, but {doing} failed"
     else:
         missing = [rank for rank in range(world.world_size) if rank not in alive]
         hosts = listed(world.hosts[rank] for rank in missing)
         numbers = listed(missing, 8)
-        wrong = f"{'rank' if len(missing) == 1 else 'ranks'} {numbers} on {hosts} did not come back from {doing}"
+        wrong = f"{'rank' if len(missing) == 1 else 'ranks'} {numbers} on {hosts} did not return from {doing}"
     return MusterError(wrong, seen=f"{this}: {reason}", fix=fix, code=ExitCode.FAILED)
 
 
@@ -190,7 +190,7 @@ def verdict_of_pairs(rows: Sequence[pairwise.Row], hosts: Sequence[str], used: t
     if len(hosts) < 2:
         says = "one node: nothing was measured"
     elif len(hosts) == 2:
-        says = "two nodes: their link was held against nothing but its own two directions"
+        says = "two nodes: only the two directions of their link were compared"
     elif (times := pairwise.differ(rows)) > pairwise.SLOW_FACTOR:
         # Where most links are slow, as those between two racks may be, none stands out.
         says = f"links differ {times:.1f}-fold, and no node or single link stands out: see which are slow"
@@ -209,8 +209,8 @@ def wrong_values(faults: Sequence[collectives.WrongValues]) -> list[MusterError]
         sizes = listed((collectives.shown(fault.size) for fault in (first, *others)), 8)
         wrong = f"{first.collective} gave wrong values to rank {first.rank} on {first.host}, at {sizes}"
         fix = (
-            f"don't train here: try again without {first.host}; if it is that node's, its GPU, memory or network is "
-            "broken; if not, another version of the backend"
+            f"don't train here: try again without {first.host}; if that helps, its GPU, memory or network is broken; "
+            "if not, try another version of the backend"
         )
         found.append(MusterError(wrong, seen=str(first), fix=fix, code=ExitCode.FAILED))
     return found
@@ -236,7 +236,7 @@ class Report:
         errors += baseline.errors(slow, options.baseline or "")
         num_rows = sum(bool(row.passes) for row in rows)
         num_held = sum((row.collective, row.size) in known.passes for row in rows) if known else 0
-        held = "held against no baseline: --save-baseline FILE keeps one for the next time"
+        held = "compared with no baseline: --save-baseline FILE keeps one for the next time"
         if known and num_held:
             worth = f"half of them would be found if they took {baseline.least_found(known):.2f} times as long"
             held = f"{num_held} of {num_rows} rows are as fast as in {options.baseline}; {worth}"

@@ -187,7 +187,7 @@ class Sweep:
             note = "needs two ranks"
         elif collective.name == "send_recv" and world.backend == "gloo" and world.device.type == "cuda":
             # Source: https://docs.pytorch.org/docs/main/distributed.html#backends
-            note = "gloo has it between CPUs only"
+            note = "gloo supports it between CPUs only"
         if note:
             return [Row(collective.name, 0, world.world_size, note=note)]
         rows: list[Row] = []
@@ -274,6 +274,6 @@ def wait_for_device(world: World) -> None:
     event.record()
     while not event.query():
         if (waited_s := time.monotonic() - started) > 0.9 * world.timeout_s:
-            raise RuntimeError(f"the GPU was not done after {0.9 * world.timeout_s:.0f} s")
+            raise RuntimeError(f"the GPU had not finished after {0.9 * world.timeout_s:.0f} s")
         if waited_s > SPIN_S:
             time.sleep(0.0002)

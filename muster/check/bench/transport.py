@@ -112,7 +112,7 @@ class Transport:
 def used(world: World, options: BenchOptions) -> Transport:
     """The network used so far, the same on all ranks. To be called on all ranks, after the first collectives."""
     if world.world_size == 1:
-        return Transport("none", "one rank: nothing to speak to")
+        return Transport("none", "one rank: nothing to communicate")
     is_gloo = world.backend == "gloo"
     text = "" if is_gloo else log_text()
     if SHOWN:
@@ -135,8 +135,8 @@ def of_gloo(ranks: Sequence[RankTransport]) -> Transport:
     if len({each.host for each in ranks}) == 1:
         return Transport(network, "gloo, in one node")
     rdma = next((each.expected for each in ranks if each.is_rdma), "")
-    notes = (f"gloo knows TCP only: on GPUs NCCL would use {rdma.partition(' by ')[0]}",) if rdma else ()
-    return Transport(network, f"{network}: TCP, which is all that gloo has", notes=notes)
+    notes = (f"gloo supports TCP only: on GPUs NCCL would use {rdma.partition(' by ')[0]}",) if rdma else ()
+    return Transport(network, f"{network}: TCP, which is all that gloo supports", notes=notes)
 
 
 def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Transport:
@@ -159,14 +159,14 @@ def of_nccl(ranks: Sequence[RankTransport], *, allow_tcp: bool = False) -> Trans
         says += f", {'without' if indirect else 'with'} GPUDirect RDMA"
     if indirect:
         # Source: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#gpu-direct-rdma
-        line = f"data go through the host's memory on {_hosts(indirect)}: no GPUDirect RDMA on all of its connections"
-        notes.insert(0, f"{line}; fix: load nvidia-peermem there, or have DMA-BUF (Linux 5.12, open kernel modules)")
+        line = f"data go through the host's memory on {_hosts(indirect)}: not all connections use GPUDirect RDMA"
+        notes.insert(0, f"{line}; fix: load nvidia-peermem there, or enable DMA-BUF (Linux 5.12, open kernel modules)")
     error = _unexpected(ranks)
     if error is not None and allow_tcp:
         notes.insert(0, f"{error.wrong}, as --allow-tcp allows: {error.seen}")
         error = None
     wanted = next((each.expected for each in sorted(ranks, key=lambda each: not each.is_rdma) if each.expected), "")
-    says += f"; expected: {wanted}" if wanted else "; nothing says that there is anything but TCP"
+    says += f"; expected: {wanted}" if wanted else "; nothing shows that there is anything but TCP"
     return Transport(network, says, not indirect if by_rdma else None, tuple(notes), error)
 
 
@@ -175,17 +175,17 @@ def _unexpected(ranks: Sequence[RankTransport]) -> MusterError | None:
     rdma = next((f"{each.expected} on {each.host}" for each in ranks if each.is_rdma), "")
     silent, tcp = [each for each in ranks if not each.log.network], [each for each in ranks if each.log.is_tcp]
     known = [each for each in ranks if each.log.network]
-    fix = "muster fabric check on that node, then muster fabric plan; or, if TCP will do: --allow-tcp"
+    fix = "muster fabric check on that node, then muster fabric plan; or, if TCP is enough: --allow-tcp"
     if rdma and tcp:
-        wrong = f"NCCL sends by TCP, and RDMA was to be expected: {_hosts(tcp)}"
+        wrong = f"NCCL uses TCP, but RDMA was expected: {_hosts(tcp)}"
         seen = f"{_networks(tcp)}; expected {rdma}"
         wanted = os.environ.get("NCCL_NET", "")
         fix = f"unset NCCL_NET, which is {wanted}; {fix}" if wanted.lower() in _TCP else fix
     elif rdma and silent:
-        wrong = f"NCCL did not say which network it uses, so nothing proves that it is not TCP: {_hosts(silent)}"
+        wrong = f"NCCL's log does not name the network, so nothing proves that it is not TCP: {_hosts(silent)}"
         where = os.environ.get("NCCL_DEBUG_FILE", "(unset)")
         seen = f"no such line in NCCL's log (NCCL_DEBUG_FILE={where}); expected {rdma}"
-        fix = f"unset NCCL_DEBUG_FILE, if it is yours; {fix}"
+        fix = f"unset NCCL_DEBUG_FILE, if you have set it; {fix}"
     elif len({each.log.network for each in known}) > 1:
         wrong, seen = "not all ranks use the same network", _networks(known)
     else:

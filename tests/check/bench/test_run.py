@@ -232,7 +232,7 @@ def test_pairs_of_nodes_have_no_baseline(bench, tmp_path):
     path = tmp_path / "base.json"
     (ended,) = bench(["--device=cpu", "--pairwise", f"--save-baseline={path}"], 1)
     assert ended.code == 2
-    assert "held against each other" in ended.err
+    assert "compared with each other, not with a baseline" in ended.err
     (ended,) = bench(["--device=cpu", "--pairwise", "--json"], 1)
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["pairs"] == []
@@ -256,7 +256,7 @@ dist.barrier = barrier
 def test_what_fails_among_pairs_of_nodes_is_told_as_that(bench):
     ended = bench(["--device=cpu", "--pairwise"], 2, PAIRS)
     assert [rank.code for rank in ended] == [1, 1]
-    assert errors(ended) == ["error: the ranks are all there, but the measurement of pairs of nodes failed"]
+    assert errors(ended) == ["error: all ranks are alive, but the measurement of pairs of nodes failed"]
 
 
 @pytest.mark.full
@@ -267,7 +267,7 @@ def test_a_rank_that_stands_still_is_named(bench):
     assert [rank.code for rank in ended] == [1, 1, 1], [rank.err for rank in ended]
     (line,) = errors(ended)
     assert line.startswith("error: rank 1 on ")
-    assert line.endswith("did not come back from all_reduce of 4K")
+    assert line.endswith("did not return from all_reduce of 4K")
 
 
 def test_who_lost_rank_0_before_all_had_met_says_so_without_a_traceback(capsys):
@@ -294,16 +294,16 @@ def test_the_store_stays_until_all_know_who_did_not_come(monkeypatch, capsys):
     monkeypatch.setattr(ranks, "leave", leave)
     with pytest.raises(SystemExit, match="1"):
         run.run(BenchOptions())
-    assert "rank 2 did not come" in capsys.readouterr().err
+    assert "rank 2 did not connect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("rank", "alive", "wrong"),
     [
-        (0, [0, 1, 2], "the ranks are all there, but all_reduce failed"),
-        (0, [0, 2], "rank 1 on b did not come back from all_reduce"),
-        (0, [0], "ranks 1, 2 on b, c did not come back from all_reduce"),
-        (0, None, "rank 0 on a lost the others at all_reduce"),
+        (0, [0, 1, 2], "all ranks are alive, but all_reduce failed"),
+        (0, [0, 2], "rank 1 on b did not return from all_reduce"),
+        (0, [0], "ranks 1, 2 on b, c did not return from all_reduce"),
+        (0, None, "rank 0 on a lost the other ranks during all_reduce"),
         (2, [0, 2], None),
     ],
 )

@@ -36,7 +36,7 @@ def test_rdma_as_expected() -> None:
 def test_tcp_where_rdma_was_expected_is_named_by_host() -> None:
     told = of_nccl([heard(0, NCCL_2_18_ROCE, "infiniband"), heard(1, NCCL_2_19_SOCKET, "infiniband")])
     assert told.error is not None
-    assert told.error.wrong == "NCCL sends by TCP, and RDMA was to be expected: node02"
+    assert told.error.wrong == "NCCL uses TCP, but RDMA was expected: node02"
     assert told.error.seen == f"Socket on node02; expected infiniband by {FOUND} on node01"
     assert "muster fabric check" in told.error.fix
     assert "muster fabric plan" in told.error.fix
@@ -88,14 +88,14 @@ def test_devices_are_a_reason_to_expect_rdma_where_no_launch_has_looked(tmp_path
 def test_tcp_where_there_is_nothing_else() -> None:
     told = of_nccl([heard(rank, NCCL_2_19_SOCKET) for rank in range(2)])
     assert (told.network, told.gpudirect, told.error) == ("Socket", None, None)
-    assert told.says == "NCCL 2.19.3+cuda12.3: Socket; nothing says that there is anything but TCP"
+    assert told.says == "NCCL 2.19.3+cuda12.3: Socket; nothing shows that there is anything but TCP"
 
 
 @pytest.mark.parametrize("found", ["infiniband", "a-fabric-of-tomorrow"])
 def test_silence_proves_nothing(found: str) -> None:
     told = of_nccl([heard(0, NCCL_2_18_ROCE, found), heard(1, "", found)])
     assert told.error is not None
-    assert "did not say" in told.error.wrong
+    assert "does not name the network" in told.error.wrong
     assert told.error.wrong.endswith(": node02")
     assert of_nccl([heard(0, ""), heard(1, "")]).error is None
     assert of_nccl([heard(0, ""), heard(1, "")]).network == "not said"
