@@ -127,7 +127,7 @@ def out_of_memory_at_start(work: Work) -> dict[str, Any]:
 def hang(work: Work) -> dict[str, Any]:
     """A kernel that does not end: told with the place, stacks in a file, and the process ends"""
     ended = run(work, "hang", *LONG, "--hang-timeout=8")
-    return told(ended, "stood still", "rank 0") | {"stacks": stacks(ended.folder)}
+    return told(ended, "made no progress", "rank 0") | {"stacks": stacks(ended.folder)}
 
 
 def stacks(folder: Path) -> int:
@@ -143,7 +143,7 @@ def stacks(folder: Path) -> int:
 def hang_in_collective(work: Work) -> dict[str, Any]:
     """A rank stands still while the other waits in a collective: told which of them it is"""
     first, _ = run_two(work, "wait", *LONG, "--hang-timeout=8")
-    return told(first, "rank 1", "stood still") | {"stacks": stacks(first.folder)}
+    return told(first, "rank 1", "made no progress") | {"stacks": stacks(first.folder)}
 
 
 @case(

@@ -32,7 +32,7 @@ def test_a_rank_that_died_is_told_as_that_and_the_check_failed() -> None:
     # An agent has told of it: nobody waits to the end.
     found = absence({"rank": 1, "host": "b", "code": 1, "wrong": "it was ended by SIGKILL"})
     finding = finding_of(found)
-    assert (finding.host, finding.wrong) == ("b", "rank 1 on b died in the check")
+    assert (finding.host, finding.wrong) == ("b", "rank 1 on b died during the check")
     assert "SIGKILL" in finding.seen
     assert code_of([finding]) == 1
 
@@ -40,13 +40,13 @@ def test_a_rank_that_died_is_told_as_that_and_the_check_failed() -> None:
 def test_a_rank_that_had_come_is_not_told_as_one_that_did_not() -> None:
     finding = finding_of(absence())
     assert finding.host == "b"
-    assert "rank 1 had come" in finding.wrong
+    assert "rank 1 connected, but no longer answers" in finding.wrong
     assert code_of([finding]) == 1
 
 
 def test_a_rank_that_never_came_is_for_the_user_to_mend() -> None:
     finding = finding_of(absence(hosts=()))
-    assert finding.wrong == "rank 1 did not come"
+    assert finding.wrong == "rank 1 did not connect"
     assert code_of([finding]) == 2
 
 
@@ -57,7 +57,7 @@ def test_the_store_of_one_node_is_for_that_node_alone(monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
     with pytest.raises(RanksMissing) as raised:
         ranks.join(1)
-    assert raised.value.wrong == "rank 1 did not come"
+    assert raised.value.wrong == "rank 1 did not connect"
     listening = [each for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
     assert [each.laddr.ip for each in listening if each.laddr.port == unused_port] == ["127.0.0.1"]
 
@@ -110,7 +110,7 @@ def test_a_rank_0_without_an_answer_is_told_by_the_first_that_is_left(
 ) -> None:
     world = World(rank=rank, world_size=3, hosts=("a", "b", "c"))
     check_that_fails(monkeypatch, rank, RanksMissing(world, [0]))
-    assert ("rank 0 had come" in capsys.readouterr().err) == is_told
+    assert ("rank 0 connected, but no longer answers" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -120,4 +120,4 @@ def test_a_rank_that_lost_the_others_tells_a_check_that_failed(
     """As where the host of rank 0, which has the store, is gone."""
     check_that_fails(monkeypatch, rank, dist.DistNetworkError("Broken pipe"))
     said = capsys.readouterr()
-    assert f"rank {rank} lost the others" in (said.err if rank else said.out)
+    assert f"rank {rank} lost the other ranks" in (said.err if rank else said.out)

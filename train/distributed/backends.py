@@ -35,13 +35,13 @@ def backend_for(wanted: str, device: torch.device, strategy: str, *, share_gpus:
         wrong = f"this torch was built without {wanted.upper()}"
         raise MusterError(wrong, seen=f"--backend={wanted}, torch {torch.__version__} has: {has}", fix=fix)
     if wanted == "nccl" and device.type == "cpu":
-        raise MusterError("nccl speaks between GPUs only", seen="--backend=nccl, training on the CPU", fix=fix)
+        raise MusterError("nccl communicates between GPUs only", seen="--backend=nccl, training on the CPU", fix=fix)
     if wanted == "nccl" and share_gpus:
-        raise MusterError("nccl takes one process a GPU", seen="--backend=nccl --share-gpus", fix=fix)
+        raise MusterError("nccl needs a GPU for each process", seen="--backend=nccl --share-gpus", fix=fix)
     if wanted != "nccl" and device.type == "cuda" and strategy not in ("single", "dp", "ddp"):
         # Source: https://docs.pytorch.org/docs/stable/distributed.html#backends: on GPUs gloo has broadcast and
         # all_reduce only, which is what ddp needs; what MPI has depends on how it was built.
-        wrong = f"the strategy {strategy} gathers and scatters on GPUs, which is sure to work over nccl only"
+        wrong = f"the strategy {strategy} gathers and scatters on GPUs, which only nccl is sure to support"
         fix = "leave out --share-gpus" if share_gpus else fix
         raise MusterError(wrong, seen=f"--backend={wanted}, training on GPUs", fix=f"{fix}; ddp works over {wanted}")
     return wanted
@@ -90,7 +90,7 @@ def compare_fabrics(world: World) -> None:
         raise SharedFault(
             "the nodes found different fabrics",
             seen="; ".join(f"{fabric} on {names}" for fabric, names in hosts.items()),
-            fix="look at what `muster fabric plan` says on them; over TCP, at a fraction of the speed: --fabric tcp",
+            fix="compare what `muster fabric plan` says on them; or use TCP, at a fraction of the speed: --fabric tcp",
         )
 
 
@@ -148,8 +148,8 @@ def check_interfaces(host: str) -> None:
     if missing := [name for name in text.split(",") if name and name not in here]:
         raise MusterError(
             f"{host} has no network interface {missing[0]} with an address",
-            seen=f"GLOO_SOCKET_IFNAME={text}, as --interface or the user has it; there are: {' '.join(here)}",
-            fix="--interface NAME, with one that all nodes have, or neither of them",
+            seen=f"GLOO_SOCKET_IFNAME={text}, set by --interface or by the user; there are: {' '.join(here)}",
+            fix="--interface NAME, with one that all nodes have; or leave out both the option and the variable",
         )
 
 

@@ -50,13 +50,13 @@ class RanksMissing(MusterError):
         self.has_died = bool(world.hosts) or fault is not None
         seen = f"waited {world.timeout_s} s on rank {world.rank} of {world.world_size} ({world.host})"
         seen += f" for {self.host}" if self.host else ""
-        wrong = f"{which} had come, and gave no more answer" if world.hosts else f"{which} did not come"
-        fix = "look at that node: does it answer, did the command start there? A slow start: --timeout-s"
+        wrong = f"{which} connected, but no longer answers" if world.hosts else f"{which} did not connect"
+        fix = "look at that node: does it answer, did the command start there? If it starts slowly: --timeout-s"
         if self.has_died:
-            fix = "look what it wrote, and at its node's log (dmesg): memory ran out, a GPU failed, or it hangs"
+            fix = "look at its output and at its node's log (dmesg): memory ran out, a GPU failed, or it hangs"
         if fault is not None:
             self.host, seen = fault["host"], fault["wrong"]
-            wrong = f"{which} on {self.host} died in the check"
+            wrong = f"{which} on {self.host} died during the check"
         super().__init__(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
         self.is_reporter = world.rank == min(set(range(world.world_size)).difference(lost), default=0)
 
@@ -264,7 +264,7 @@ def read_environment(environ: Mapping[str, str], timeout_s: int) -> World:
     ):
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         raise MusterError(
-            "the variables that tell a rank its place are not whole, or contradict each other",
+            "the variables that describe this rank are incomplete, or contradict each other",
             seen=" ".join(f"{name}={environ.get(name, '(unset)')}" for name in names),
             fix="start by 'train STRATEGY' or torchrun, or export all of them with RANK < WORLD_SIZE; or unset them",
         )
@@ -307,7 +307,7 @@ def connect(world: World) -> Any:
         raise MusterError(
             f"the ranks did not find each other: {str(error).splitlines()[0]}",
             seen=f"MASTER_ADDR:MASTER_PORT={address}:{port}, rank {world.rank} of {world.world_size} on {world.host}",
-            fix="see that rank 0 runs on that host, that the port is free there and no firewall is between",
+            fix="see that rank 0 runs on that host, that the port is free there, and that no firewall blocks it",
             code=ExitCode.FAILED,
         ) from error
 

@@ -162,9 +162,9 @@ def connection_lost(error: BaseException, world: World) -> MusterError:
     # Without the place in gloo's source, and without its guesses.
     seen = re.sub(r".*\.cc:\d+\] ", "", str(error).strip().partition("\n")[0]).partition(". This is typically")[0]
     return MusterError(
-        "the connection to another rank is lost: it failed before, or is cut off",
+        "the connection to another rank is lost: that rank failed before, or is cut off",
         seen=f"rank {world.rank} on {world.host}: {seen}",
-        fix="look which rank was ended by a signal, of which its node or the scheduler tells; "
+        fix="find the rank that was ended by a signal, in the log of its node or of the scheduler; "
         + interruption.current.advice,
         code=ExitCode.FAILED,
     )

@@ -151,9 +151,9 @@ def report_dead(monitor: Monitor, ranks: list[int], world: World) -> tuple[Muste
     wrong = f"gave no sign of life for {silent_s:.0f} s: the process was stopped or killed, or its host is gone"
     error = MusterError(
         f"{describe_ranks(ranks, monitor.last)} {wrong}",
-        seen=f"last heard of in step {last.step + 1}, {last.phase}; rank {world.rank} on {world.host} listened",
-        fix="look for what ended it (memory, its host? dmesg, the scheduler's accounting); where storage may stand "
-        f"still as long: --silence-timeout SECONDS; {interruption.current.advice}",
+        seen=f"last heard of in step {last.step + 1}, {last.phase}, by rank {world.rank} on {world.host}",
+        fix="look for what ended it (memory, its host? dmesg, the scheduler's accounting); if storage may hang "
+        f"that long: --silence-timeout SECONDS; {interruption.current.advice}",
         code=ExitCode.FAILED,
     )
     return error, faults.Fault(first, last.host, ExitCode.FAILED, wrong)
@@ -169,15 +169,14 @@ def report_hung(
     first = behind[0]
     last = monitor.last[first]
     still_s = max(monitor.still.values()) * BEAT_S
-    wrong = f"stood still for {still_s:.0f} s in step {last.step + 1}, {last.phase}"
+    wrong = f"made no progress for {still_s:.0f} s in step {last.step + 1}, {last.phase}"
     is_all = len(behind) == len(answers) > 1
     who = f"each of the {len(answers)} ranks" if is_all else describe_ranks(behind, monitor.last)
     at = answers[first].get("where", "it did not answer when it was asked for its stacks")
     error = MusterError(
         f"{who} {wrong}",
         seen=f"rank {first}: {at}; stacks of all ranks: {'standard error' if folder is None else folder.parent}",
-        fix="read its file there; where a step may take as long: --hang-timeout SECONDS; "
-        + interruption.current.advice,
+        fix="read its file there; if a step may take that long: --hang-timeout SECONDS; " + interruption.current.advice,
         code=ExitCode.FAILED,
     )
     return error, faults.Fault(first, last.host, ExitCode.FAILED, wrong)
@@ -187,7 +186,7 @@ def report_lost_store(world: World, seen: str) -> MusterError:
     """The error for the rank of `world` where the store, its only connection to the others, is gone."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     return MusterError(
-        f"rank {world.rank} on {world.host} lost the others: the store at {place} is gone",
+        f"rank {world.rank} on {world.host} lost the other ranks: the store at {place} is gone",
         seen=seen,
         fix=f"look on that host for what ended rank 0 or its agent; {interruption.current.advice}",
         code=ExitCode.FAILED,

@@ -77,7 +77,7 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
         return MusterError(
             f"a process that loads data has ended on rank {world.rank} of {world.world_size} ({world.host})",
             seen=lost[0].strip(" ."),
-            fix="more memory for the job, as the system kills what takes too much, or fewer --train-num-workers; "
+            fix="more memory for the job (the system kills what takes too much), or fewer --train-num-workers; "
             + interruption.current.advice,
             code=ExitCode.FAILED,
         )
@@ -88,8 +88,8 @@ def explain(error: BaseException, strategy: str, options: Options, world: World)
     # "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ...", "you tried to allocate 1234 bytes"
     asked = re.search(r"ried to allocate ([\d.]+ ?\w+)", str(cause))
     seen = [
-        f"{'some' if asked is None else asked[1]} more asked for",
-        f"{peak_memory_gib(world.device):.2f} of {size_of(world.device):.2f} GiB held at most",
+        f"{'some' if asked is None else asked[1]} more requested",
+        f"{peak_memory_gib(world.device):.2f} of {size_of(world.device):.2f} GiB used at the peak",
         f"--batch-size={options.batch_size}",
         *([f"step {world.status.step + 1}"] if world.status.phase in (DATA, COMPUTING) else []),
     ]

@@ -131,7 +131,7 @@ def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[TimeLim
         return None, []
     if not end:
         fix = f"the job's time limit is not known: export {END}=$(date -d '+1 hour' +%s)"
-        return None, [] if save_before is None else [f"--save-before={save_before:g} does nothing here: {fix}"]
+        return None, [] if save_before is None else [f"--save-before={save_before:g} has no effect: {fix}"]
     if save_before is None:
         if not is_ours or not start:
             return None, []  # only our scripts are sure to start the job again
@@ -144,11 +144,11 @@ def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[TimeLim
         )
     time_limit = TimeLimit(end, save_before * 60)
     if ignored_until(environ) > time.time():
-        why = "this job is hardly longer than its warning, which is ignored in the first minute"
+        why = "this job is hardly longer than its warning time: warnings in its first minute are ignored"
         return time_limit, [f"{why}: {time_limit}"]
     if time_limit.left_s <= 0:
         name = END if is_ours else LaunchVariable.SCHEDULER_END_TIME
-        return None, [f"{name}={end:.0f} is over, and this job is not: it counts for nothing"]
+        return None, [f"{name}={end:.0f} is in the past, but this job still runs: it is ignored"]
     if time_limit.is_near():
         return time_limit, [f"{time_limit}: this run will stop after its first steps"]
     return time_limit, []
@@ -175,7 +175,7 @@ def _seconds(environ: Mapping[str, str], name: str) -> float:
         return float(text)
     if text and name in (START, END, GRACE):
         example = "300" if name == GRACE else "$(date -d '+1 hour' +%s)"
-        raise MusterError(f"{name} is no time in seconds", seen=f"{name}={text}", fix=f"export {name}={example}")
+        raise MusterError(f"{name} is not a time in seconds", seen=f"{name}={text}", fix=f"export {name}={example}")
     return 0.0
 
 

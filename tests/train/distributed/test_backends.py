@@ -132,7 +132,7 @@ trainer.Trainer.train_epochs = look
 def test_ranks_that_share_a_gpu_speak_through_gloo():
     assert backend_for("auto", GPU, "ddp", share_gpus=True) == "gloo"
     assert backend_for("auto", CPU, "fsdp", share_gpus=True) == "gloo"
-    with pytest.raises(MusterError, match="one process a GPU"):
+    with pytest.raises(MusterError, match="a GPU for each process"):
         backend_for("nccl", GPU, "ddp", share_gpus=True)
     with pytest.raises(MusterError, match="the strategy fsdp") as raised:
         backend_for("auto", GPU, "fsdp", share_gpus=True)

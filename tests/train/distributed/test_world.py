@@ -92,7 +92,7 @@ def test_a_rank_that_does_not_come_is_named(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         Process().train("ddp", Options(timeout_s=1), Guard({}))
     assert ended.value.code == 1
-    assert ended.value.__cause__.wrong == "rank 1 did not come"
+    assert ended.value.__cause__.wrong == "rank 1 did not connect"
     assert "node02" in ended.value.__cause__.seen
 
 

@@ -52,7 +52,7 @@ def test_ranks_that_run_out_of_memory_end_all_and_the_last_checkpoint_stays(trai
     lines = [line for line in bare(ended) if not line.startswith("rank ")]
     assert [line.lstrip().partition(":")[0] for line in lines] == ["error", "seen", "fix"], lines
     assert re.search(f"out of memory on rank [{ranks}] of 2", lines[0])
-    assert "GiB held at most" in lines[1]
+    assert "GiB used at the peak" in lines[1]
     assert "--batch-size=16, step 3" in lines[1]
     for word in ("--batch-size=8 --accumulate=2", "--activation-checkpoint=selective", "train fsdp"):
         assert word in lines[2]
@@ -83,7 +83,7 @@ def test_the_words_for_a_gpu(monkeypatch):
     assert told is not None
     assert told.code == 2
     assert told.wrong == "out of memory on rank 3 of 8 (node01, NVIDIA H100)"
-    assert told.seen == "2.50 GiB more asked for, 79.00 of 80.00 GiB held at most, --batch-size=1"
+    assert told.seen == "2.50 GiB more requested, 79.00 of 80.00 GiB used at the peak, --batch-size=1"
     assert told.fix == "--activation-checkpoint=selective or --cpu-offload"
 
 
@@ -94,9 +94,9 @@ def test_a_real_allocation_that_is_too_large(monkeypatch, limit):
         torch.empty(2**60)
     told = explain(caught.value, "single", Options(batch_size=7), World())
     assert told is not None
-    assert "more asked for" in told.seen
+    assert "more requested" in told.seen
     total = "0.75" if limit > 0 else f"{psutil.virtual_memory().total / 2**30:.2f}"
-    assert f" of {total} GiB held" in told.seen
+    assert f" of {total} GiB used" in told.seen
     assert told.fix.startswith("--batch-size=3")
 
 
