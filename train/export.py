@@ -27,10 +27,10 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
         MusterError: there is no checkpoint, it is damaged or can't be read, or `file` exists or can't be written.
     """
     if not os.path.exists(source):  # Path.exists raises where this user lacks permission
-        raise MusterError("there is no such run, or no access", seen=str(source), fix="train export runs/NAME")
+        raise MusterError("there is no such run, or no access to it", seen=str(source), fix="train export runs/NAME")
     if source.name in ("", ".."):  # `train export .`: the real name shows what the folder is
         source = Path(os.path.realpath(source))
-    with explaining("the run can't be read", seen=source, fix="its owner may open it: chmod -R go+rX FOLDER"):
+    with explaining("the run can't be read", seen=source, fix="its owner can give access: chmod -R go+rX FOLDER"):
         if manager.names_checkpoint(source):
             path, state, home = source, manager.load(source), source.parent
         else:
@@ -40,7 +40,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
                 notify(f"note: {one_line(note)}")
     file = file or home / "weights.pt"
     if os.path.lexists(file):
-        raise MusterError("there is such a file already", seen=str(file), fix="train export RUN --to ANOTHER.pt")
+        raise MusterError("the file exists already", seen=str(file), fix="train export RUN --to ANOTHER.pt")
     try:
         write_atomically(file, lambda out: torch.save(state["model"], out))
     except (OSError, RuntimeError) as error:
@@ -49,7 +49,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
         raise MusterError(
             f"the weights could not be written: {cause}",
             seen=str(file),
-            fix="make room, or train export RUN --to FILE, in a folder that is there",
+            fix="make room, or train export RUN --to FILE, in a folder that exists",
             code=ExitCode.FAILED,
         ) from error
     return path, file

@@ -107,7 +107,7 @@ def test_a_newer_checkpoint_that_is_gone_is_told(tmp_path, capsys):
     (newest / storage.INDEX).unlink()
     path, _ = export(tmp_path, None)
     assert path.name == "step-00000001"
-    assert "note: checkpoint step-00000002 is passed over: it is gone, or has no index" in capsys.readouterr().err
+    assert "note: checkpoint step-00000002 is skipped: it is gone, or has no index" in capsys.readouterr().err
 
 
 def test_a_file_with_escape_codes_in_its_name_changes_no_terminal(tmp_path, monkeypatch, capsys):

@@ -178,7 +178,7 @@ def is_alive(path: Path, own: Writer) -> bool:
         return False  # the ranks of this launch were started again
     if other is not None and (other.host, other.namespace) == (own.host, own.namespace):
         return other.pid != own.pid and started(other.pid) == other.started
-    console.notify(f"muster: looks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
+    console.notify(f"muster: checks for {SILENT_S:.0f} s whether another training writes into {path.parent}")
     first = touched(path)
     # Counted and not timed: a file server that hangs delays the other process's touches as it does these checks.
     for _ in range(round(SILENT_S)):
@@ -280,7 +280,7 @@ def not_written(run: Path, step: int, error: CheckpointException) -> SharedFault
     return SharedFault(
         f"the checkpoint could not be written: {cause.strerror or cause}",
         seen=f"rank {rank}, {folder_of(run)}/step-{step:08d}; the last good one is {kept or 'none'}",
-        fix=f"make room, raise the quota, or see that the file system is there; {RESUME if kept else 'then start it'}",
+        fix=f"make room, raise the quota, or see that the file system is up; {RESUME if kept else 'then start it'}",
         code=ExitCode.FAILED,
     )
 
@@ -512,7 +512,7 @@ def newest_first(run: Path) -> tuple[list[Path], list[str]]:
         raise MusterError("the run has no checkpoint", seen=str(run), fix=fix)
     latest, notes = latest_of(run), list[str]()
     if step_of(latest) > step_of(paths[0]):
-        notes.append(f"checkpoint {latest.name} is passed over: it is gone, or has no index")
+        notes.append(f"checkpoint {latest.name} is skipped: it is gone, or has no index")
     return paths, notes
 
 
@@ -530,7 +530,7 @@ def first_whole(paths: list[Path], read: Callable[[Path], Read]) -> tuple[Path, 
             # By its text, as the error may come from another rank.
             if storage.UNREADABLE not in error.wrong:
                 raise
-            notes.append(f"checkpoint {path.name} is passed over: {error.wrong}")
+            notes.append(f"checkpoint {path.name} is skipped: {error.wrong}")
     return paths[-1], read(paths[-1]), notes
 
 
@@ -639,5 +639,5 @@ def first_mismatch(index: State, model: nn.Module) -> str | None:
     saved = {name: entry["shape"] for name, entry in index["tensors"].items() if name.startswith("model/")}
     for name in sorted(own if getattr(model, "is_part", False) else own | saved):
         if own.get(name) != saved.get(name):
-            return f"{name.partition('/')[2]} is {saved.get(name, 'missing')} there, and {own.get(name, 'none')} here"
+            return f"{name.partition('/')[2]} is {saved.get(name, 'missing')} in it, {own.get(name, 'missing')} here"
     return None

@@ -173,7 +173,7 @@ def check_name(base: Path) -> None:
     others = {name for name in others if letters(name) != letters(base.name)}
     if near := difflib.get_close_matches(base.name, others, 1, 0.8):
         raise MusterError(
-            "there is no checkpoint of a run of this name",
+            "no run of this name has a checkpoint",
             seen=f"{base}; a run with a checkpoint: {base.with_name(near[0])}",
             fix=f"--name {near[0]} --resume; or leave --resume out",
         )
@@ -187,7 +187,7 @@ def continue_from(options: Options, base: Path) -> Run:
     source = given if os.path.exists(given) else Path(options.runs_dir) / options.resume
     if not os.path.exists(source):
         raise MusterError(
-            "there is nothing of this name to resume",
+            "there is no run or checkpoint of this name",
             seen=f"--resume={options.resume}",
             fix="--resume auto, or a run's folder, or a step-... from its folder checkpoints/",
         )
@@ -257,8 +257,8 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     run.is_shared = False not in hosts
     if not run.is_shared:
         run.notes.append(
-            f"{hosts[False]} does not have {folder} of rank 0: to resume, copy it to all hosts; or --runs-dir on a "
-            "shared file system, as checkpoints of fsdp, tp, pipeline and --zero1 lie in parts on several hosts"
+            f"{hosts[False]} does not have rank 0's {folder}: to resume, copy it to all hosts; or use --runs-dir on a "
+            "shared file system, as checkpoints of fsdp, tp, pipeline and --zero1 are spread over the hosts"
         )
     return run
 
@@ -297,7 +297,7 @@ def read_fitting(path: Path, model: nn.Module, identity: dict[str, Any]) -> dict
         if (made := made_by.get(name)) != wanted:
             word, fix = name, f"--{name}={made}"
             if name == "num_classes":
-                word, fix = "number of classes or tokens", f"the checkpoint's data; of tokens --vocab-size={made}"
+                word, fix = "number of classes or tokens", f"use the checkpoint's data, for tokens --vocab-size={made}"
             raise MusterError(
                 f"the checkpoint is of another {word}: {made}, this run has {wanted}",
                 seen=str(path),
@@ -322,7 +322,7 @@ def differences(state: dict[str, Any], settings: dict[str, Any], world: World) -
     now = settings | {"global_batch": global_batch(settings, world.dp_size)}
     notes = rescaled(state, settings, world)
     if now["comm_hook"] == "powersgd":
-        notes.insert(0, "PowerSGD begins anew: what it still held back of the gradients is lost")
+        notes.insert(0, "PowerSGD begins anew: the part of the gradients that it has not sent yet is lost")
     ignored = ("batch_size",) if now["seq_len"] else ()  # a transformer computes each sample by itself
     # A cosine that ends with the run depends on the length of the run.
     ends = ("epochs", "max_steps") if now["lr_schedule"] == "cosine" and now["lr_steps"] is None else ()

@@ -105,7 +105,7 @@ class Damaged(Exception):
 
 def unreadable(path: Path, reason: str) -> MusterError:
     """The error for a user whose checkpoint can't be read."""
-    fix = "give the run's folder, of which the last whole one is taken; where none is whole, train with another --name"
+    fix = "give the run's folder: its last undamaged checkpoint is used; if there is none, train with another --name"
     return MusterError(f"{UNREADABLE}: {reason}", seen=str(path), fix=fix)
 
 
@@ -126,7 +126,7 @@ def read_index(path: Path) -> dict[str, Any]:
         raise unreadable(path, f"{INDEX} can't be read ({error.strerror})") from error
     words = head.decode(errors="replace").split()
     if words[:2] != MAGIC.split():
-        raise unreadable(path, f"{INDEX} does not begin as one: it is no checkpoint of this program")
+        raise unreadable(path, f"{INDEX} has another header: it is no checkpoint of this program")
     if words[2:3] != [str(FORMAT)]:
         raise unreadable(path, f"{INDEX} has format {' '.join(words[2:3])}, this program reads {FORMAT}")
     if words[3:] != [f"{zlib.crc32(text):08x}"]:
@@ -149,7 +149,7 @@ def check_parts(name: str, entry: Entry) -> None:
         is_inside = all(start + size <= whole for start, size, whole in box)
         is_whole &= is_inside and chunk["length"] == count * dtype_of(entry).itemsize
     if not is_whole:
-        raise ValueError(f"the parts of {name} are not all of it")
+        raise ValueError(f"the chunks of {name} don't cover it")
 
 
 def completed(value: Any) -> Future[Any]:
@@ -265,7 +265,7 @@ def dtype_of(entry: Entry) -> torch.dtype:
     """The dtype of a tensor in the index; ValueError where torch has none of this name."""
     dtype = getattr(torch, entry["dtype"], None)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"no type of numbers: {entry['dtype']}")
+        raise ValueError(f"torch has no dtype {entry['dtype']}")
     return dtype
 
 

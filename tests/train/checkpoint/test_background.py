@@ -195,8 +195,8 @@ def test_weights_of_another_shape_are_named(manager, tmp_path):
     manager.save({"model": torch.nn.Linear(3, 4).state_dict()}, 1)
     manager.wait()
     index = storage.read_index(checkpoint.saved(tmp_path)[0])
-    assert first_mismatch(index, torch.nn.Linear(3, 5)) == "bias is [4] there, and [5] here"
-    assert first_mismatch(index, torch.nn.Linear(3, 4, bias=False)) == "bias is [4] there, and none here"
+    assert first_mismatch(index, torch.nn.Linear(3, 5)) == "bias is [4] in it, [5] here"
+    assert first_mismatch(index, torch.nn.Linear(3, 4, bias=False)) == "bias is [4] in it, missing here"
 
 
 # Each rank says how many bytes of a checkpoint it copies before it goes on.

@@ -181,9 +181,9 @@ def test_damage_and_change_are_told(train, common, straight, tmp_path):
     argv = ["single", *common, "--epochs=4", "--name=run", f"--runs-dir={tmp_path}", "--resume"]
     [ended] = train([*argv, "--lr=0.01"], ok=True)
     notes = [line for line in ended.out.splitlines() if line.startswith("note: ")]
-    assert "step-00000016 is passed over" in notes[0]
+    assert "step-00000016 is skipped" in notes[0]
     assert "rank-00001 has a wrong checksum" in notes[0]
-    assert f"{before.name} is passed over" in notes[1]
+    assert f"{before.name} is skipped" in notes[1]
     assert "1 rank instead of 2: global batch 8 -> 4, learning rate 0.02 -> 0.01" in notes[2]
     assert "lr 0.02 -> 0.01, global_batch 8 -> 4" in notes[3]
     assert len(notes) == 4
@@ -240,7 +240,7 @@ def test_where_hosts_share_no_folder_that_of_rank_0_holds_whole_checkpoints(trai
     there = "import os; os.chdir(os.environ['HOST'])"
     ranks = {rank: {"HOST": str(host)} for rank, host in enumerate(hosts)}
     first = train([*argv, "--max-steps=2"], 2, before=there, rank_env=ranks, ok=True)[0]
-    assert "does not have runs/a of rank 0" in " ".join(first.out.split())
+    assert "does not have rank 0's runs/a:" in " ".join(first.out.split())
     path, state, _ = checkpoint.load_newest(own[0])
     assert path.name == "step-00000002"
     assert state["model"]

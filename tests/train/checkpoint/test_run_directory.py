@@ -110,7 +110,7 @@ def test_resume_a_folder_a_file_a_name(tmp_path):
     with pytest.raises(MusterError, match="never overwritten"):
         choose_run(options(tmp_path, resume=str(first), name="branch"), "ddp")
     for name in ("older", "n" * 300):  # the system does not even look for the second
-        with pytest.raises(MusterError, match="nothing of this name"):
+        with pytest.raises(MusterError, match="no run or checkpoint of this name"):
             choose_run(options(tmp_path, resume=name), "ddp")
 
 
