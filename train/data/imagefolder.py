@@ -71,7 +71,7 @@ def halves_in(root: Path, seen: str, layout: str) -> list[Path]:
     if len(present) == 1:
         missing = next(half for half in halves if not os.path.isdir(half))
         wrong = f"the data folder has {present[0].name}/ but no {missing.name}/"
-        fix = f"{layout}; or {present[0]} as FOLDER, of which a tenth validates; a class of this name needs another one"
+        fix = f"{layout}; or {present[0]} as FOLDER, of which a tenth validates; if that folder is a class, rename it"
         raise MusterError(wrong, seen=seen, fix=fix)
     return present or [root]
 
@@ -124,7 +124,7 @@ def images_below(folder: str, above: tuple[str, ...], others: list[str]) -> Iter
         elif has_file_allowed_extension(entry.name, IMG_EXTENSIONS):
             # A broken link is reported when it is read; a pipe would block its reader for ever.
             if not entry.is_file() and os.path.exists(entry.path):
-                raise MusterError("what is named as an image is no file", seen=entry.path, fix="remove it")
+                raise MusterError("something with the name of an image is no file", seen=entry.path, fix="remove it")
             yield entry.path
         else:
             others.append(entry.path)
@@ -188,7 +188,7 @@ def find_images(root: Path, seen: str) -> Found:
             if len(own - its) == len(its - own) == 1:
                 refuse_mixed({one: own - its, other: its - own}, seen, LAYOUT)
     if len(classes) < 2:
-        raise MusterError("one class alone can't be told from others", seen=f"classes: {classes[0]}", fix=LAYOUT)
+        raise MusterError("there is only one class, and training needs two", seen=f"classes: {classes[0]}", fix=LAYOUT)
     samples = [sample for _, half in found for sample in half]
     ends = listed(Path(path).suffix or path for path in others)
     return Found(
@@ -196,7 +196,7 @@ def find_images(root: Path, seen: str) -> Found:
         labels_N=np.array([label for _, label in samples], np.int32),
         classes=classes,
         num_train=len(train),
-        notes=left_out(len(others), f"no images by their names, {ends}"),
+        notes=left_out(len(others), f"not named as images, {ends}"),
     )
 
 

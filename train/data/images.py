@@ -153,7 +153,7 @@ def decode(content: bytes) -> torch.Tensor:
     with Image.open(BytesIO(content)) as image:
         is_wide = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
         if image.mode in ("F", "I") and not is_wide:  # PIL takes 255 for white, which few programs do
-            raise ValueError(f"its pixels (PIL's mode {image.mode}) have no known white: save it with 8 or 16 bits")
+            raise ValueError(f"its pixels (PIL's mode {image.mode}) don't define white: save it with 8 or 16 bits")
         # PIL's own conversion from 16 bits to 8 turns every value above 255 into white.
         narrow = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)) if is_wide else image
         return pil_to_tensor(narrow.convert("RGB"))

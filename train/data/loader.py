@@ -238,7 +238,7 @@ class Batches:
             raise MusterError(f"a sample can't be read: {reason}", seen=name, fix=self.source.fix_bad)
         if self.train and batch.inputs is None:
             wrong = f"not one training sample can be read: {reason}"
-            fix = "see that the data are whole and that this user may read them"
+            fix = "see that the data are complete and that this user may read them"
             raise MusterError(wrong, seen=name, fix=fix, code=ExitCode.FAILED)
         self.num_bad += len(batch.bad)
         self.bad.update(batch.bad)

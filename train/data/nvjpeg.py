@@ -30,7 +30,7 @@ def check(options: Options, samples: Samples, device: torch.device) -> EncodedIm
         wrong = "there are no image files to decode"
         raise MusterError(wrong, seen=f"{seen} --data={options.data}", fix=f"{fix}; or imagefolder or shards")
     if options.on_bad_sample == "skip":
-        wrong = "workers that don't decode can't put another sample in the place of a bad one"
+        wrong = "with nvJPEG the workers don't decode, so they can't replace a bad sample"
         raise MusterError(wrong, seen=f"{seen} --on-bad-sample=skip", fix=f"{fix}; or without --on-bad-sample")
     if device.type != "cuda":
         raise MusterError("nvJPEG decodes on GPUs only", seen=f"{seen}, training on the CPU", fix=fix)
@@ -56,6 +56,6 @@ def decode(encoded: Encoded, size: int, device: torch.device) -> torch.Tensor:
     except RuntimeError as error:
         wrong = "nvJPEG can't decode a sample: " + str(error).partition("\n")[0]
         seen = f"one of {len(files)} files of a batch, --decoder=nvjpeg"
-        fix = "--decoder=cpu, which knows more kinds of files, and names the one that is damaged"
+        fix = "--decoder=cpu, which reads more formats, and names the damaged file"
         raise MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED) from error
     return torch.stack([resize(picture, crop, size) for picture, crop in zip(pictures, encoded.crops, strict=True)])

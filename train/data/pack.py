@@ -52,7 +52,7 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
     out = Path(os.path.abspath(os.path.expanduser(out)))  # x/.. would make a folder x
     if os.path.lexists(out):
         fix = "another OUT, or remove the old one first"
-        raise MusterError("there is something already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
+        raise MusterError("the output exists already, and nothing is overwritten", seen=f"OUT={out}", fix=fix)
     root = Path(os.path.expanduser(folder))
     if not os.path.isdir(root):
         wrong = "the folder of the images does not exist, is a file, or can't be read"
@@ -64,17 +64,17 @@ def pack(folder: Path, out: Path, shard_mb: int, seed: int) -> int:
         halves = {"": halves["train"]}
     if any(Path(os.path.realpath(out)).is_relative_to(os.path.realpath(half)) for half in halves_in(root, "", LAYOUT)):
         fix = "an OUT that is not below FOLDER"
-        raise MusterError("the shards would be a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
+        raise MusterError("OUT would count as a class of the images", seen=f"FOLDER={folder} OUT={out}", fix=fix)
     for note in found.notes:
         notify(f"note: {one_line(note)}")
     again = "and pack again: no shard was left behind"
     try:
         write_folder(out, images, halves, found.classes, shard_mb * MB, seed)
     except BadSample as error:
-        wrong, fix = f"an image can't be read: {error.reason}", f"mend or remove the file, {again}"
+        wrong, fix = f"an image can't be read: {error.reason}", f"repair or remove the file, {again}"
         raise MusterError(wrong, seen=error.name, fix=fix) from error
     except OSError as error:
-        wrong, fix = f"the shards can't be made: {error.strerror or error}", f"mend that, {again}"
+        wrong, fix = f"the shards can't be made: {error.strerror or error}", f"correct that, {again}"
         raise MusterError(wrong, seen=os.fsdecode(error.filename or out), fix=fix, code=ExitCode.FAILED) from error
     return len(images)
 

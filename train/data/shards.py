@@ -116,7 +116,7 @@ class Shards(EncodedImages):
                 wrong = "the shards are not those whose headers were read, perhaps on another host"
                 place = f"{self.shards[self.samples['shard'][index]]} on {socket.gethostname()}"
                 seen = f"{place}, at byte {self.samples['offset'][index]}: {found}; the headers said {expected}"
-                fix = f"copy the same shards to every node; where they are, remove {INDEX} beside them"
+                fix = f"copy the same shards to every node; if they are the same, remove {INDEX} beside them"
                 raise MusterError(wrong, seen=seen, fix=fix)
 
     def content(self, index: int) -> bytes:
@@ -173,10 +173,10 @@ def check_classes(labels: list[np.ndarray], seen: str) -> None:
         # Searched among the first numbers only: a class may be a time stamp by mistake.
         missing = np.setdiff1d(np.arange(len(present) + 1), present)
         wrong = f"{num_missing} of {num_classes} classes have no training sample"
-        fix = "number the classes from 0 on without gaps; 'train pack IMAGES FOLDER' does so"
+        fix = "number the classes from 0, without gaps; 'train pack IMAGES FOLDER' does so"
         raise MusterError(wrong, seen=f"{seen}, the first without: {missing[0]}", fix=fix)
     if num_classes < 2:
-        raise MusterError("one class alone can't be told from others", seen=f"{seen}, class 0", fix=LAYOUT)
+        raise MusterError("there is only one class, and training needs two", seen=f"{seen}, class 0", fix=LAYOUT)
 
 
 def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | None]:
@@ -238,7 +238,7 @@ def read_headers(shard: Path) -> np.ndarray:
                 parts: dict[str, tarfile.TarInfo] = {}
                 for _, kind, member in members:
                     if kind in parts:
-                        raise unfit("two files of one sample have one name", shard, member.name)
+                        raise unfit("two files of one sample have the same suffix", shard, member.name)
                     parts[kind] = member
                 samples.append(read_sample(file, shard, name, parts))
     except (tarfile.TarError, ValueError, OverflowError) as error:
@@ -262,7 +262,7 @@ def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
                 continue
             if not 0 <= member.size <= end - member.offset_data:
                 reach = member.offset_data + member.size
-                raise tarfile.ReadError(f"{member.name} should reach to byte {reach}, and the file ends at {end}")
+                raise tarfile.ReadError(f"{member.name} should reach to byte {reach}, but the shard ends at {end}")
             match = NAME_AND_KIND.fullmatch(member.name)
             # Not hidden files, and not what webdataset writes about a shard.
             if match is not None and not (member.name.startswith("__") and member.name.endswith("__")):
@@ -272,8 +272,8 @@ def find_members(file: BinaryIO) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
         file.seek(tar.offset)
         rest = file.read(2 * tarfile.RECORDSIZE)
         if len(rest) < tarfile.BLOCKSIZE or any(rest):
-            wrong = f"no header at byte {tar.offset}, nor an end with nothing after it"
-            raise tarfile.ReadError(f"{wrong}: was it cut off, or are several tar files in it?")
+            wrong = f"no header at byte {tar.offset}, and no end without data after it"
+            raise tarfile.ReadError(f"{wrong}: was it cut off, or are several tar files joined in it?")
 
 
 def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile.TarInfo]) -> tuple[int, int, int, int]:
@@ -292,7 +292,7 @@ def read_sample(file: BinaryIO, shard: Path, name: str, parts: dict[str, tarfile
     digits = text.strip()
     label = int(digits) if digits.isdigit() and len(digits) < 11 else -1  # int takes "1_0" for 10
     if not 0 <= label < 2**31:
-        raise unfit(f"a class is no number from 0 on: {text[:40]!r}", shard, class_.name)
+        raise unfit(f"a class is not a whole number of at least 0: {text[:40]!r}", shard, class_.name)
     return 0, label, image.offset_data, image.size
 
 

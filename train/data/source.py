@@ -91,7 +91,7 @@ class Source:
     num_classes: int
     size: int
     unit: str = "images"
-    fix_bad: str = "mend or remove the file, or go on without it: --on-bad-sample=skip"
+    fix_bad: str = "repair or remove the file, or go on without it: --on-bad-sample=skip"
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     on_device: bool = False

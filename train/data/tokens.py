@@ -38,8 +38,8 @@ Source: https://huggingface.co/docs/hub/datasets-file-names-and-splits
 """
 
 RUN_FILES = ("checkpoints", "metrics.jsonl", "summary.json")
-HOLDS = "see that the file holds what its name says: " + ", ".join(NUMBERS)
-NO_TEXT = "the file is read as bytes, but holds zeros, as no text does: is it compressed, or of another format?"
+HOLDS = "see that the file's content is what its suffix says: " + ", ".join(NUMBERS)
+NO_TEXT = "the file is read as text, but holds zero bytes, as no text does: is it compressed, or of another format?"
 FIX_FILE = f"save the numbers as np.uint16 or np.uint32, or {HOLDS}"
 
 
@@ -72,7 +72,7 @@ class Tokens(Samples):
         text = self.tokens[start : start + self.seq_len + 1]
         if text.max() >= self.num_tokens:  # before they are signed numbers
             place = self.first + start + int((text >= self.num_tokens).argmax())
-            raise BadSample(f"{self.name}, place {place}", f"token {text.max()} is none of {self.num_tokens}")
+            raise BadSample(f"{self.name}, place {place}", f"token {text.max()} in a vocabulary of {self.num_tokens}")
         text = text.astype(np.int64)
         inputs, targets = np.zeros(self.seq_len, np.int64), np.full(self.seq_len, IGNORED)
         inputs[: len(text) - 1], targets[: len(text) - 1] = text[:-1], text[1:]
@@ -89,20 +89,20 @@ def map_file(path: Path) -> np.ndarray:
     if path.suffix == ".npy":
         array = np.lib.format.open_memmap(path, mode="r")
         if array.ndim != 1 or array.dtype.kind != "u":
-            raise ValueError(f"it holds {array.dtype} in {array.ndim} dimensions, not unsigned numbers in one")
+            raise ValueError(f"it holds {array.dtype} in {array.ndim} dimensions, not unsigned integers in one")
         return array
     head = HEADERS.get(np.fromfile(path, "<u4", 1).max(initial=0)) if path.suffix in TYPES else None
     type_, start = np.dtype(head or TYPES.get(path.suffix, "u1")), 1024 if head else 0
     if (size := path.stat().st_size - start) % type_.itemsize:
-        raise ValueError(f"its {size} bytes are no sequence of {type_.itemsize * 8} bit numbers")
+        raise ValueError(f"its {size} bytes can't be divided into {type_.itemsize * 8}-bit numbers")
     numbers_N = np.memmap(path, type_, mode="r", offset=start) if size > 0 else np.empty(0, type_)
     if type_.itemsize > 1 and size > 100:
         # Wider numbers lie in a file as a lower half, then an upper one, which is 0 unless the vocabulary is large.
         low_N, high_N = numbers_N[:8192:2], numbers_N[1:8192:2]
         if low_N.any() and not high_N.any() and not (type_.itemsize == 2 and low_N[1::2].any()):
-            raise ValueError("nearly all of it is 0, as where the numbers have 64 bits, which is np.array's default")
+            raise ValueError("nearly all of it is 0, as if its numbers had 64 bits, which is np.array's default")
         if type_.itemsize == 2 and high_N.max() < 16 and low_N.max() > (255 if high_N.any() else 0):
-            raise ValueError("every second number is below 16, as where they have 32 bits: call such a file NAME.u32")
+            raise ValueError("every second number is below 16, as if they had 32 bits: call such a file NAME.u32")
     return numbers_N
 
 
@@ -125,10 +125,10 @@ def halves(folder: Path) -> tuple[Path, Path] | None:
         is_mixed = {"train", "test"} <= parts.keys()
         if is_mixed or (end in NUMBERS and parts.keys() != {"test"}):
             one = parts.get("train") or parts["val"]
-            mixed, alone = "training and test data would be mixed", "the folder has one of two files of tokens alone"
+            mixed, alone = "training and test data would be mixed", "one of two files of tokens is missing"
             itself = shlex.quote(f"--data=tokens:{one}")
-            both = f"give the folder both, {start}train{end} and {start}val{end}"
-            fix = f"{both}; or name one itself, {itself}, whose last tenth then validates"
+            both = f"put both into the folder, {start}train{end} and {start}val{end}"
+            fix = f"{both}; or name one of them, {itself}, whose last tenth then validates"
             raise MusterError(mixed if is_mixed else alone, seen=", ".join(map(str, parts.values())), fix=fix)
     return None
 
@@ -179,7 +179,7 @@ def scan(options: Options) -> int:
     """The size of the vocabulary: `--vocab-size`, or by reading all tokens; MusterError where these can't be tokens."""
     num_tokens = options.vocab_size or count_tokens(*open_parts(options)[:2])
     if not 2 <= num_tokens <= MAX_TOKENS and not options.vocab_size:
-        wrong = "the file holds larger numbers than tokens are" if num_tokens > 1 else "the file holds zeros alone"
+        wrong = "the file holds numbers too large for tokens" if num_tokens > 1 else "the file holds only zeros"
         seen = f"--data={options.data}, the largest is {num_tokens - 1}"
         raise MusterError(wrong, seen=seen, fix=f"{HOLDS}; or --vocab-size=N")
     return num_tokens
@@ -196,7 +196,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray, int]:
     path, seen = Path(os.path.expanduser(options.data.partition(":")[2])), f"--data={options.data}"
     seq_len = options.seq_len or shape_of(options.model).context
     if options.on_bad_sample == "skip":
-        raise MusterError("tokens have no bad samples to skip", seen="--on-bad-sample=skip", fix="leave it out")
+        raise MusterError("bad samples of tokens can't be skipped", seen="--on-bad-sample=skip", fix="leave it out")
     try:
         if pair := halves(path):
             (train, num_others), (valid, others) = map(read, pair)
@@ -206,7 +206,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray, int]:
             end = len(tokens_N) - round(len(tokens_N) * VALID_SHARE)
             train, valid = tokens_N[:end], tokens_N[end:]
         if path.is_dir() and not len(train):
-            fix = "a folder with texts, or with train.bin and val.bin; or the one file of tokens; links don't count"
+            fix = "a folder with texts, or with train.bin and val.bin; or a file of tokens; links don't count"
             raise MusterError("the folder holds no texts", seen=f"{seen} ({path})", fix=fix)
     except OSError as error:
         fix = "--data=tokens:PATH that this user may read, on every node; in a container, see that it is bound into it"
@@ -215,7 +215,7 @@ def open_parts(options: Options) -> tuple[np.ndarray, np.ndarray, int]:
         raise MusterError(f"the tokens can't be read: {error}", seen=f"{seen} ({path})", fix=FIX_FILE) from error
     if len(train) <= seq_len or len(valid) < 2:
         shares = f"{len(train)} tokens train and {len(valid)} validate"
-        wrong = f"{shares}: not one sequence of {seq_len}, and the token after"
+        wrong = f"{shares}: too few for one sequence of {seq_len} and the token after it"
         raise MusterError(wrong, seen=f"{seen} --seq-len={seq_len}", fix="more text, or a smaller --seq-len")
     return train, valid, num_others
 
@@ -227,7 +227,7 @@ def open_source(options: Options, num_tokens: int) -> Source:
     train, valid, num_others = open_parts(options)
     pair, is_bytes = halves(path), path.is_file() and path.suffix not in NUMBERS
     notes = [NO_TEXT] if is_bytes and not train[:8192].all() else []
-    notes += left_out(num_others, "links, empty files, and those with zero bytes, as of UTF-16")
+    notes += left_out(num_others, "links, empty files, and files with zero bytes, such as UTF-16")
     if pair:
         notes.append(f"{pair[0].name} trains and {pair[1].name} validates; all else in {path} is left out")
     train_name, valid_name = map(str, pair or (path, path))

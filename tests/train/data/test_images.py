@@ -174,7 +174,7 @@ def test_a_file_that_nvjpeg_can_not_decode_is_told(tmp_path, make_images, decode
 
 
 @pytest.mark.parametrize(
-    ("more", "words"), [({}, "GPUs only"), ({"on_bad_sample": "skip"}, "in the place of a bad one")]
+    ("more", "words"), [({}, "GPUs only"), ({"on_bad_sample": "skip"}, "can't replace a bad sample")]
 )
 def test_what_nvjpeg_can_not_do_is_refused(tmp_path, make_images, more, words):
     with pytest.raises(MusterError, match=words) as raised:

@@ -206,7 +206,7 @@ def test_files_that_are_no_images_by_their_names_are_counted(tmp_path, make_imag
             (tmp_path / half / name).parent.mkdir(exist_ok=True)
             (tmp_path / half / name).touch()
     (note,) = data.open_source(folder_options(tmp_path)).notes
-    assert note in [f"4 files left out: no images by their names, {ends}" for ends in (".gif, .avif", ".avif, .gif")]
+    assert note in [f"4 files left out: not named as images, {ends}" for ends in (".gif, .avif", ".avif, .gif")]
 
 
 @pytest.mark.parametrize(("link", "to"), [("cat/self", "."), ("cat/up", ".."), ("cat/a/up", "..")])
@@ -259,8 +259,8 @@ def test_folders_that_hold_no_data(tmp_path, make_images):
     alone = error(make_images(tmp_path / "half" / "train").parent)
     assert "no val/" in alone
     assert f"or {tmp_path / 'half' / 'train'} as FOLDER" in alone
-    assert "a class of this name" in alone
-    assert "one class alone" in error(make_images(tmp_path / "one", classes=("cat",)))
+    assert "if that folder is a class, rename it" in alone
+    assert "only one class" in error(make_images(tmp_path / "one", classes=("cat",)))
     make_images(tmp_path / "two" / "train")
     make_images(tmp_path / "two" / "val", classes=("cat", "dog"))
     assert "bird, dog" in error(tmp_path / "two")

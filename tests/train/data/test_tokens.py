@@ -254,14 +254,14 @@ def test_a_folder_of_texts(tmp_path):
         ("a.bin", None, "no regular file"),
         ("a.npy", None, "no regular file"),
         ("a.bin", b"123", "16 bit"),
-        ("a.txt", b"12345", "not one sequence of 4"),
-        ("a.txt", b"", "not one sequence of 4"),
+        ("a.txt", b"12345", "too few for one sequence of 4"),
+        ("a.txt", b"", "too few for one sequence of 4"),
         ("a.npy", b"no array", "can't be read"),
         ("a.npy", b"", "can't be read"),
         ("a.npy", b"PK\x03\x04 of an .npz", "can't be read"),
         ("a.npy", array_file("{'descr': '<u2', 'fortran_order"), "can't be read"),
         ("a.npy", array_file(f"{{'descr': '<u2', 'fortran_order': False, 'shape': ({10**30},)}}"), "can't be read"),
-        ("a.bin", bytes(400), "zeros alone"),
+        ("a.bin", bytes(400), "only zeros"),
     ],
 )
 @pytest.mark.timeout(60)
@@ -280,12 +280,12 @@ def test_what_is_no_text(tmp_path, name, content, words):
 def test_a_file_of_another_format_is_read_as_bytes_with_a_note(tmp_path, content, is_noted):
     (tmp_path / "train.parquet").write_bytes(content)
     source = data.open_source(Options(model="gpt-tiny", seq_len=8, data=f"tokens:{tmp_path / 'train.parquet'}"))
-    assert any("holds zeros, as no text does" in note for note in source.notes) == is_noted
+    assert any("holds zero bytes, as no text does" in note for note in source.notes) == is_noted
 
 
 def test_numbers_that_no_tokenizer_has_are_told_before_a_model_is_built_for_them(tmp_path):
     path = write(tmp_path / "a.u32", [*range(99), 2**31], "<u4")
-    with pytest.raises(MusterError, match="larger numbers than tokens are") as raised:
+    with pytest.raises(MusterError, match="numbers too large for tokens") as raised:
         data.open_source(options(path))
     assert f"{path}, the largest is {2**31}" in raised.value.seen
     assert data.open_source(options(path, vocab_size=2**31 + 1)).num_classes == 2**31 + 1
@@ -305,7 +305,7 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path, num_workers, token):
     path = write(tmp_path / "a.bin", [*range(50), token, *range(49)], "<u2")
     asked = options(path, vocab_size=60, train_num_workers=num_workers)
     train, _ = open_batches(data.open_source(asked), asked, World())
-    with pytest.raises(MusterError, match=f"token {token} is none of 60") as raised:
+    with pytest.raises(MusterError, match=f"token {token} in a vocabulary of 60") as raised:
         list(train)
     train.close()
     assert raised.value.seen == f"{path}, place 50"
