@@ -49,7 +49,7 @@ def check(options: Options, device: torch.device) -> None:
         missing.append(f"{variable}={chosen}" if chosen else f"no {', '.join(names)} on PATH")
     if missing:
         raise MusterError(
-            "torch compiles with a compiler of the system and the headers of Python",
+            "to compile, torch needs a C or C++ compiler and the headers of Python",
             seen=f"--compile={options.compile}, {', '.join(missing)}",
             fix="apt-get install g++ python3-dev, or 'module load gcc'; or leave out --compile",
         )

@@ -382,7 +382,7 @@ class Trainer:
             wrong, fix = "validation did not count each sample once", "see that all ranks have the same data folder"
             if totals[3] == expected:
                 wrong = "not one validation sample can be read"
-                fix = "see that the data are whole and that this user may read them"
+                fix = "see that the data are complete and that this user may read them"
             seen = f"{totals[2]:.0f} counted and {totals[3]:.0f} skipped of {expected}, --data={self.options.data}"
             raise SharedFault(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
         if math.isnan(totals[0]):
@@ -441,15 +441,15 @@ class Trainer:
         own = [now - (sums.num_batches - 1 - first) // self.options.accumulate, first]
         bad = [(*found, rank) for rank, found in enumerate(self.world.gather(own)) if found[1] >= 0]
         step, _, rank = min(bad, default=(now, 0, 0))
-        raise self.divergence(f"the training loss is {loss} from step {step} on, where rank {rank} was the first", step)
+        raise self.divergence(f"the training loss is {loss} from step {step} on, first on rank {rank}", step)
 
     def divergence(self, wrong: str, step: int) -> SharedFault:
         """The error for a loss that is not finite, computed from the weights with which `step` begins."""
         goes_on = ""
         if self.saved_step is not None:
             # The first loss after a checkpoint is that of the checkpoint's own weights.
-            how = "from before: --resume" if step > self.saved_step + 1 else "no better"
-            goes_on = f"; the checkpoint of step {self.saved_step} is {how}"
+            how = "was saved before: --resume" if step > self.saved_step + 1 else "gives the same loss"
+            goes_on = f"; the checkpoint of step {self.saved_step} {how}"
         return SharedFault(
             wrong,
             seen=f"epoch {self.progress.epoch + 1}, at step {self.progress.step}, --lr={self.options.lr} "

@@ -43,7 +43,7 @@ class DDP(Strategy):
             )
         if options.comm_hook == "powersgd" and on_cpu and torch.cuda.is_available():
             raise MusterError(
-                "torch's PowerSGD waits for a GPU where there is one, and trains on the CPU only where there is none",
+                "torch's PowerSGD can train on the CPU only where no GPU is visible",
                 seen="--comm-hook=powersgd, --device=cpu on a machine with GPUs",
                 fix="--comm-hook=bf16, or hide the GPUs: CUDA_VISIBLE_DEVICES=''",
             )
@@ -184,9 +184,9 @@ class HalfGradients(Gradients):
         """Raises SharedFault, on all ranks, where a gradient of any was too large."""
         if self.world.all_reduce(self.too_large.clone()).item():
             raise SharedFault(
-                f"gradients are too large for fp16, which ends at {torch.finfo(torch.float16).max:.0f}",
+                f"gradients are too large for fp16, whose largest number is {torch.finfo(torch.float16).max:.0f}",
                 seen="--comm-hook=fp16",
-                fix="--comm-hook=bf16, which ends where fp32 does",
+                fix="--comm-hook=bf16, which has the range of fp32",
                 code=ExitCode.FAILED,
             )
 

@@ -96,7 +96,7 @@ class Pipeline(Strategy):
         """The share of a step in which the ranks wait for each other."""
         most = "at most " if self.options.schedule == "zero-bubble" else ""
         share = f"{most}{self.bubble:.0%}"
-        return [f"{self.size} ranks in a pipeline wait {share} of a step; more --microbatches lessen it"]
+        return [f"the {self.size} ranks of a pipeline wait {share} of a step; more --microbatches reduce this"]
 
     def wrap(self, model: nn.Module, precision: Precision) -> nn.Module:
         """`model` with the layers, and the ends, of this rank's stages only; all of it, in a world of one."""
@@ -168,7 +168,7 @@ class StagedGradients(Gradients):
         except ValueError as error:
             # torch 2.10's GPipe wants as many parts as stages, 2.15's does not.
             raise MusterError(
-                f"this torch has no such schedule: {' '.join(str(error).split())}",
+                f"this torch does not support this schedule: {' '.join(str(error).split())}",
                 seen=f"torch {torch.__version__} --schedule={options.schedule} --microbatches={strategy.num_parts}",
                 fix=f"--microbatches={strategy.num_stages}",
             ) from error

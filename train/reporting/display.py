@@ -139,7 +139,7 @@ def header(setup: Setup) -> dict[str, str]:
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     kind = f"{source.num_classes} classes, {source.size} x {source.size} pixels"
     if source.unit == "tokens":
-        kind = f"sequences of {source.size} tokens, {source.num_classes} different ones"
+        kind = f"sequences of {source.size} tokens, vocabulary of {source.num_classes}"
     momentum = f"momentum {options.momentum:g}, " if options.optimizer == "sgd" else ""
     rows = {
         "world": f"{plural(world.world_size, 'process')} on {listed(world.nodes)} "
@@ -227,7 +227,7 @@ def speed(shown: Table, summary: dict[str, Any], unit: str, device: str) -> None
     if (shares := summary.get("shares")) is not None:
         shown.add_row("of a step", parts(shares, alone=number == 1))
     if summary.get("bubble_share") is not None:
-        ideal = f"{summary['ideal_bubble_share']:.1%} where all stages take as long"
+        ideal = f"{summary['ideal_bubble_share']:.1%} if all stages take equally long"
         shown.add_row("waiting for stages", f"{summary['bubble_share']:.1%} of the time; {ideal}")
     slowest = summary.get("slowest_rank")
     if slowest is not None and slowest["ratio"] > STRAGGLES:

@@ -354,7 +354,7 @@ def write_file(path: Path, text: str) -> None:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """A context that raises MusterError if `path` can't be written, or another training has taken over its folder."""
-    fix = f"make room, raise the quota, or see that the file system is there; {RESUME}, if there is one"
+    fix = f"make room, raise the quota, or see that the file system is up; {RESUME}, if there is one"
     with explaining(f"{path.name} could not be written", seen=path, fix=fix, code=ExitCode.FAILED):
         if manager.is_lost(path.parent):
             raise manager.taken_over(path.parent)

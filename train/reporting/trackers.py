@@ -159,7 +159,7 @@ def open_tracker(
         raise _not_installed(kind, error) from error
     except Exception as error:  # each of the packages raises what it likes
         raise MusterError(
-            f"{kind} can't begin a run: {error!r}",
+            f"{kind} can't start a run: {error!r}",
             seen=f"--track={kind}, {folder}",
             fix="see its own settings in the environment, or leave out --track",
         ) from error
@@ -179,7 +179,7 @@ class Tracker:
                 self.target.write(record["step"], numbers_of(record, f"{record['kind']}/"))
             except Exception as error:  # a full disk, a server that is gone: no reason to stop training
                 self.target = None
-                self.note(f"nothing more is tracked: {one_line(repr(error))}")
+                self.note(f"tracking has stopped: {one_line(repr(error))}")
 
     def __enter__(self) -> "Tracker":
         return self

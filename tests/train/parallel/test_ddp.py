@@ -95,7 +95,7 @@ def test_gradients_too_large_for_fp16_are_told(train, tmp_path):
     argv = ["ddp", *TEXT, *STEPS, "--optimizer=sgd", "--lr=1e-9", "--max-steps=4", f"--runs-dir={tmp_path}"]
     ended = train([*argv, "--comm-hook=fp16", "--name=fp16"], 2, before=steep)
     assert [rank.code for rank in ended] == [1, 1]
-    assert "gradients are too large for fp16, which ends at 65504" in ended[0].err
+    assert "gradients are too large for fp16, whose largest number is 65504" in ended[0].err
     assert "--comm-hook=bf16" in ended[0].err
     assert "--resume" not in ended[0].err  # there is no checkpoint
     train([*argv, "--comm-hook=bf16", "--name=bf16"], 2, before=steep, ok=True)

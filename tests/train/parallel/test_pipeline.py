@@ -92,7 +92,7 @@ def test_what_a_user_sees_and_each_rank_keeps(train, tmp_path):
     argv = ["pipeline", *TEXT, "--bf16", "--max-steps=4", "--name=run", f"--runs-dir={tmp_path}"]
     [ended, other] = train(argv, 2, ok=True)
     assert "gpt-tiny, 0.9 M parameters" in ended.out
-    assert "2 ranks in a pipeline wait 20% of a step" in ended.out
+    assert "the 2 ranks of a pipeline wait 20% of a step" in ended.out
     assert other.out == ""
     entries = storage.read_index(checkpoint.saved(tmp_path / "run")[0])["tensors"]
     files = {name: {chunk["file"] for chunk in entry["chunks"]} for name, entry in entries.items()}

@@ -213,12 +213,12 @@ def test_a_target_that_breaks_ends_no_training():
         tracker.write({"kind": "steps", "step": 1, "train_loss": 1.0})
         tracker.write({"kind": "steps", "step": 2, "train_loss": 1.0})
     assert target.calls == 1
-    assert notes == ["nothing more is tracked: OSError('no space left\\non device')"]
+    assert notes == ["tracking has stopped: OSError('no space left\\non device')"]
 
 
 def test_a_target_that_cannot_begin(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://server")
-    with pytest.raises(MusterError, match="mlflow can't begin a run") as raised:
+    with pytest.raises(MusterError, match="mlflow can't start a run") as raised:
         trackers.open_tracker("mlflow", tmp_path, 0, {}, print)
     assert "--track=mlflow" in raised.value.seen
 
