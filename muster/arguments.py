@@ -69,7 +69,7 @@ def command(function: Callable[..., None], *groups: type, **extra: Any) -> Calla
         for name, value in values.items():
             if isinstance(value, float) and not math.isfinite(value):  # a file of options refuses it too
                 flag = f"'--{name.replace('_', '-')}'"
-                raise typer.BadParameter(f"{value} is no finite number", param_hint=flag)
+                raise typer.BadParameter(f"{value} is not a finite number", param_hint=flag)
         instances = [group(**{field.name: values.pop(field.name) for field in fields(group)}) for group in groups]
         function(*instances, **values)
 
@@ -179,6 +179,6 @@ def is_allowed(value: Any, kind: Any, info: Any) -> bool:
 
 
 def limits_of(info: Any) -> str:
-    """The values that a numeric option takes, in words: "from 1 to 16", "from 1 on"; empty where it takes all."""
+    """The values that a numeric option takes, in words: "from 1 to 16", "of at least 1"; empty where it takes all."""
     low, high = (f"{limit:g}" if isinstance(limit, float) else limit for limit in (info.min, info.max))
-    return "" if low is None else f"from {low} on" if high is None else f"from {low} to {high}"
+    return "" if low is None else f"of at least {low}" if high is None else f"from {low} to {high}"

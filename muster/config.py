@@ -36,8 +36,8 @@ MAX = 10**9
 """The largest number of tokens, classes, samples, MiB, steps or seconds: far larger ones overflow."""
 
 STRATEGIES = {
-    "single": "One process: what every other strategy is measured against.",
-    "dp": "One process, its GPUs by threads (DataParallel); ddp is faster.",
+    "single": "One process: the reference for every other strategy.",
+    "dp": "One process, a thread for each GPU (DataParallel); ddp is faster.",
     "ddp": "A replica of the model on each rank (DistributedDataParallel).",
     "fsdp": "Weights, gradients, optimizer state sharded (fully_shard).",
     "tp": "A transformer's matrices and sequences split over ranks.",
@@ -83,17 +83,17 @@ def check_data(data: str, model: str) -> None:
     if name not in SOURCES:
         if os.path.exists(os.path.expanduser(data)):
             fix = shlex.quote(f"--data={'tokens' if is_transformer(model) else 'imagefolder'}:{data}")
-            raise MusterError("a path goes with its data source", seen=f"--data={data}", fix=fix)
+            raise MusterError("--data needs the name of a data source before the path", seen=f"--data={data}", fix=fix)
         raise _unknown("data source", f"--data={data}", name, SOURCES, SOURCES, f":{folder or 'FOLDER'}")
     if SOURCES[name] != bool(folder):
         wrong, end = ("needs a", ":FOLDER") if SOURCES[name] else ("has no", "")
         raise MusterError(f"the data source {name} {wrong} folder", seen=f"--data={data}", fix=f"--data={name}{end}")
     if is_transformer(model) and name not in OF_TOKENS:
         fix = "--data=tokens:PATH of a text, of a folder with texts, or of a file of tokens; --data=synthetic"
-        raise MusterError(f"{model} reads tokens, no images", seen=f"--data={data}", fix=fix)
+        raise MusterError(f"{model} reads tokens, not images", seen=f"--data={data}", fix=fix)
     if name == "tokens" and not is_transformer(model):
         fix = "--model=gpt-tiny, or another gpt-..."
-        raise MusterError(f"{model} reads images, no tokens", seen=f"--data={data}", fix=fix)
+        raise MusterError(f"{model} reads images, not tokens", seen=f"--data={data}", fix=fix)
 
 
 def check_here(model: str, data: str) -> None:
@@ -105,7 +105,7 @@ def check_here(model: str, data: str) -> None:
     path = os.path.expanduser(folder)
     if folder and not os.path.exists(path):
         raise MusterError(
-            "the data do not exist, or can't be looked at",
+            "the data do not exist, or this user has no access to them",
             seen=f"--data={data} ({path})",
             fix=f"--data={name}:PATH that exists; in a container, see that PATH is bound into it",
         )
@@ -175,8 +175,8 @@ class Options:
         str,
         _data(
             help="Images: synthetic, fake, digits, cifar10:FOLDER, imagefolder:FOLDER, shards:FOLDER "
-            "('train pack' makes it) or, for transformers, tokens:PATH. Shards are tar files as webdataset's. PATH is "
-            "a text, a folder with texts (both read as bytes), or a .bin, .u16, .u32 or .npy file.",
+            "('train pack' makes it) or, for transformers, tokens:PATH. Shards are tar files in webdataset's format. "
+            "PATH is a text, a folder with texts (both read as bytes), or a .bin, .u16, .u32 or .npy file.",
             autocompletion=_complete_data,
         ),
     ] = "digits"
@@ -186,17 +186,17 @@ class Options:
     seq_len: Annotated[int | None, _data(help="Tokens of a sequence. Default: the model's.", min=2, max=MAX)] = None
     vocab_size: Annotated[
         int | None,
-        _data(help="Different tokens. Default: 256 of bytes, else as many as the file shows.", min=2, max=MAX),
+        _data(help="Vocabulary size. Default: 256 for bytes, else the file's largest token plus 1.", min=2, max=MAX),
     ] = None
     num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2, max=MAX)] = 1000
     num_samples: Annotated[
-        int, _data(help="Training samples of the synthetic and fake data; a tenth more validates.", min=1, max=MAX)
+        int, _data(help="Synthetic or fake training samples; in addition, a tenth as many validate.", min=1, max=MAX)
     ] = 1280
     train_num_workers: Annotated[
         int | None,
         _data(
             help="Processes that load training data, for each rank; 0 loads in the trainer. Default: none on CPUs and "
-            "for data in memory, else its share of the cores, up to 16.",
+            "for data in memory, else the rank's share of the cores, up to 16.",
             min=0,
             max=1000,
         ),
@@ -213,20 +213,20 @@ class Options:
 
     epochs: Annotated[int, _training(help="Passes over the training data.", min=1)] = 10
     batch_size: Annotated[int, _training(help="Samples of one rank in one micro-batch.", min=1)] = 32
-    accumulate: Annotated[int, _training(help="Micro-batches that each rank adds up before one step.", min=1)] = 1
+    accumulate: Annotated[int, _training(help="Micro-batches that each rank adds up for one step.", min=1)] = 1
     max_steps: Annotated[int | None, _training(help="Stop after this many steps in all.", min=1)] = None
     optimizer: Annotated[
         Literal["sgd", "adamw"] | None, _training(help="The optimizer. Default: sgd, and adamw for transformers.")
     ] = None
     lr: Annotated[
         float | None,
-        _training(help="Learning rate of one rank. Default: 0.01 (sgd), 0.001 (adamw).", min=0.0, max=1e30),
+        _training(help="Learning rate, before --lr-scale. Default: 0.01 (sgd), 0.001 (adamw).", min=0.0, max=1e30),
     ] = None
     lr_scale: Annotated[
         Literal["none", "linear", "sqrt"],
         _training(help="How the learning rate grows with the number of micro-batches in a step."),
     ] = "none"
-    warmup_steps: Annotated[int, _training(help="Steps up to the full learning rate.", min=0, max=MAX)] = 20
+    warmup_steps: Annotated[int, _training(help="Steps of linear learning-rate warm-up.", min=0, max=MAX)] = 20
     lr_schedule: Annotated[
         Literal["constant", "cosine"],
         _training(help="The learning rate after warm-up: constant, or half a cosine down to --lr-end."),
@@ -235,30 +235,30 @@ class Options:
         int | None,
         _training(help="The step at which the cosine ends. Default: the last one of --epochs or --max-steps.", min=1),
     ] = None
-    lr_end: Annotated[float, _training(help="The cosine's end, a share of the learning rate.", min=0.0, max=1.0)] = 0.0
+    lr_end: Annotated[float, _training(help="The cosine's end, as a fraction of its start.", min=0.0, max=1.0)] = 0.0
     momentum: Annotated[float, _training(help="Momentum of sgd.", min=0.0, max=1.0)] = 0.9
     weight_decay: Annotated[float, _training(help="Weight decay.", min=0.0, max=1e30)] = 1e-4
     decay_norms: Annotated[bool, _training(help="Weight decay on norms and biases too.")] = False
     label_smoothing: Annotated[float, _training(help="Share of a target that all classes get.", min=0.0, max=1.0)] = 0.0
     clip_norm: Annotated[float | None, _training(help="Clip the norm of all gradients to this.", min=0.0)] = None
-    seed: Annotated[int, _training(help="One seed for all ranks: split, weights, order.", min=0)] = 0
+    seed: Annotated[int, _training(help="Seed of the data split, the weights and the order, for all ranks.", min=0)] = 0
 
     replicate: Annotated[int, _fsdp(help="Groups of ranks; each group shards one whole model.", min=1)] = 1
     cpu_offload: Annotated[bool, _fsdp(help="Weights and optimizer state stay in the host's memory.")] = False
 
     comm_hook: Annotated[Literal["none", "bf16", "fp16", "powersgd"], _ddp(help="Compression of gradients.")] = "none"
-    powersgd_rank: Annotated[int, _ddp(help="Columns of PowerSGD's matrices; fewer send and learn less.", min=1)] = 4
+    powersgd_rank: Annotated[int, _ddp(help="Columns of PowerSGD's matrices; fewer send less, lose more.", min=1)] = 4
     powersgd_start: Annotated[int | None, _ddp(help="Steps of plain averages. Default: --warmup-steps.", min=0)] = None
     zero1: Annotated[bool, _ddp(help="Split the optimizer state over the ranks.")] = False
     bucket_mb: Annotated[
-        int | None, _ddp(help="MiB of gradients that are sent at a time. Default: 25, but 1 at first.", min=1, max=MAX)
+        int | None, _ddp(help="MiB of gradients sent at a time. Default: 25, but 1 for the first.", min=1, max=MAX)
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Batch normalisation over all ranks, on GPUs.")] = False
 
     tensor_parallel: Annotated[int | None, _tp(help="Neighbouring ranks sharing a layer. Default: all.", min=1)] = None
 
     pipeline_parallel: Annotated[int | None, _pipeline(help="Ranks of a pipeline. Default: all.", min=2)] = None
-    microbatches: Annotated[int | None, _pipeline(help="Parts of a batch. Default: 2 a rank.", min=1)] = None
+    microbatches: Annotated[int | None, _pipeline(help="Parts of a batch. Default: 2 for each rank.", min=1)] = None
     schedule: Annotated[
         Literal["gpipe", "1f1b", "interleaved", "zero-bubble"], _pipeline(help="Order of forward and backward passes.")
     ] = "1f1b"
@@ -266,20 +266,20 @@ class Options:
     device: Annotated[Literal["auto", "cpu", "cuda"], _speed(help="auto takes a GPU where there is one.")] = "auto"
     backend: Annotated[
         Literal["auto", "gloo", "nccl", "mpi"],
-        _speed(help="What the ranks speak through. auto: nccl between GPUs, gloo between CPUs."),
+        _speed(help="What the ranks communicate through. auto: nccl between GPUs, gloo between CPUs."),
     ] = "auto"
     single_rank_group: Annotated[
         bool,
         _speed(
-            help="For tests: one process alone trains as several do, in a process group of one rank; on one GPU NCCL, "
-            "fsdp and tp run too."
+            help="For tests: a single process trains as several do, in a process group of one rank; so NCCL, fsdp and "
+            "tp run on one GPU too."
         ),
     ] = False
     share_gpus: Annotated[
         bool,
         _speed(
-            help="For tests: a node's processes may be more than its GPUs, which they share; they speak through gloo, "
-            "as NCCL takes one process a GPU."
+            help="For tests: a node may have more processes than GPUs, which they share; they communicate through "
+            "gloo, as NCCL needs a GPU for each process."
         ),
     ] = False
     bf16: Annotated[bool | None, _speed(help="bfloat16 autocast. Default: on where all devices have it.")] = None
@@ -295,9 +295,9 @@ class Options:
     deterministic: Annotated[
         bool,
         _speed(
-            help="Only kernels that give the same bits at each run, on GPUs too; on CPUs gradients are added up, and "
-            "transformers compute, in double precision, so that every strategy and world size gives the same bits; tp "
-            "and pipeline nearly so."
+            help="Use only kernels that give the same bits in each run, on GPUs too. On CPUs, gradients are added up "
+            "in double precision, and transformers compute in it, so that every strategy and world size gives the "
+            "same bits; tp and pipeline nearly so."
         ),
     ] = False
 
@@ -313,50 +313,50 @@ class Options:
         str | None,
         _run(
             help="Go on from the latest checkpoint, if there is one. With a run's folder or a checkpoint: "
-            "go on from that. auto, for job scripts: the same as alone, but no check for a misspelt --name."
+            "go on from that. auto, for job scripts: as without a value, but without a check for a misspelt --name."
         ),
     ] = None
     log_every: Annotated[
         int | None,
         _run(
-            help="Steps from one line of metrics.jsonl to the next, and of the console where it is no terminal. "
-            "Default: 10, after step 1,000 50; fewer in a run of less than 100 steps; on the console 15 seconds.",
+            help="Steps between lines of metrics.jsonl, and of a console that is no terminal. Default: 10, but 50 "
+            "after step 1,000, and fewer in a run of less than 100 steps; on the console 15 seconds.",
             min=1,
         ),
     ] = None
     track: Annotated[
         Literal["none", "tensorboard", "wandb", "mlflow"],
-        _run(help="Where the run's numbers go besides metrics.jsonl: one run a job, without network."),
+        _run(help="Where metrics go besides metrics.jsonl: as one run of all ranks, by default without network."),
     ] = "none"
     console: Annotated[
         Literal["rank0", "all"],
         _run(
-            help="Whose lines the console shows; with all, the host and the rank stand before each. The run's logs/ "
-            "has a file of every rank."
+            help="Ranks whose lines the console shows; with all, each line begins with its host and rank. The run's "
+            "logs/ has a file for every rank."
         ),
     ] = "rank0"
-    keep_checkpoints: Annotated[int, _run(help="How many checkpoints stay; the older ones are removed.", min=1)] = 2
+    keep_checkpoints: Annotated[int, _run(help="How many checkpoints are kept; older ones are removed.", min=1)] = 2
     blocking_save: Annotated[bool, _run(help="Training waits while a checkpoint is written.")] = False
     save_every: Annotated[float, _run(help="Minutes between checkpoints; 0: only after each epoch.", min=0.0)] = 30.0
     save_before: Annotated[
         float | None,
         _run(
-            help="Stop so many minutes before the job's time limit, with a checkpoint and exit code 75. Default: 5, or "
-            "a tenth of the limit, in the scripts of `muster job`; 0: never.",
+            help="Stop this many minutes before the job's time limit, with a checkpoint and exit code 75. Default in "
+            "the scripts of `muster job`: a tenth of the limit, at most 5; 0: never.",
             min=0.0,
         ),
     ] = None
     profile: Annotated[bool, _run(help="Trace some steps into the run's profile/, for ui.perfetto.dev.")] = False
-    timeout_s: Annotated[int, _run(help="Seconds for a collective; then the run ends.", min=1, max=999_999)] = 600
+    timeout_s: Annotated[int, _run(help="Seconds a collective may take; then the run ends.", min=1, max=999_999)] = 600
     preflight: Annotated[
         bool,
-        _run(help="Look at all nodes first, as `muster doctor --quick` does: faults end the run, warnings are said."),
+        _run(help="Check all nodes first, as `muster doctor --quick` does: failures end the run, warnings don't."),
     ] = False
     hang_timeout: Annotated[
         int | None,
         _run(
-            help="Seconds in which a rank may stand still; then all write their stacks, and the run ends. 0: for ever. "
-            "Default: 4/5 of --timeout-s, and 60 at least.",
+            help="Seconds that a rank may make no progress; then all ranks write their stacks, and the run ends. 0: no "
+            "limit. Default: 4/5 of --timeout-s, at least 60.",
             min=0,
             max=MAX,
         ),
@@ -364,8 +364,8 @@ class Options:
     silence_timeout: Annotated[
         int | None,
         _run(
-            help="Seconds in which a rank may give no sign of life, as it is stopped, or storage stands still. "
-            "Default: 300.",
+            help="Seconds that a rank may give no sign of life, because it is stopped or its storage hangs; then the "
+            "run ends. Default: 300.",
             min=10,
             max=MAX,
         ),
@@ -400,7 +400,7 @@ class ConfigFile:
 
     config: Annotated[
         str | None,
-        _run(help="Read options from a TOML file; those given here win. A run's config.toml starts that run again."),
+        _run(help="Read options from a TOML file; the command line overrides it. A run's config.toml repeats the run."),
     ] = None
 
 
@@ -413,7 +413,7 @@ WITH_OPTIONS = tuple(name for name in STRATEGIES if name in SECTIONS.values())
 GUIDE = """\
 Which one?  nodes  GPUs a node  when
 single      1      1            as the reference for the others
-dp          1      some         to compare with ddp, only
+dp          1      some         only to compare with ddp
 ddp         any    any          the model fits on one GPU: first choice
 fsdp        any    any          it does not fit; many nodes: --replicate
 tp          any    2 to 8       gpt-...: a layer is too large for fsdp
@@ -431,7 +431,7 @@ def check(strategy: str, options: Options) -> None:
             raise MusterError(wrong, seen=f"train {strategy} {flags}", fix=f"'train {other} {flags}', or leave it out")
     of_power = ("comm_hook", "powersgd_rank", "powersgd_start")
     if options.comm_hook != "powersgd" and typed(options, *of_power[1:]):
-        wrong = "--powersgd-rank and --powersgd-start are for gradients that travel by PowerSGD"
+        wrong = "--powersgd-rank and --powersgd-start have no effect without --comm-hook=powersgd"
         raise MusterError(wrong, seen=typed(options, *of_power), fix="--comm-hook=powersgd, or leave them out")
     if strategy in ("tp", "pipeline") and not options.predicts_tokens:
         wrong, flag = f"the strategy {strategy} splits transformers, not {options.model}", f"--model={options.model}"
@@ -440,20 +440,20 @@ def check(strategy: str, options: Options) -> None:
     of_end = typed(options, "lr_steps", "lr_end")
     if options.lr_schedule != "cosine" and of_end:
         seen = f"--lr-schedule={options.lr_schedule} {of_end}"
-        raise MusterError("a constant learning rate has no end to go to", seen=seen, fix="--lr-schedule=cosine")
+        raise MusterError("--lr-steps and --lr-end need --lr-schedule=cosine", seen=seen, fix="--lr-schedule=cosine")
     if strategy == "dp" and (flag := typed(options, "compile")):
         wrong = "the strategy dp copies the model at each step, and copies can't be compiled"
         raise MusterError(wrong, seen=f"train dp {flag}", fix=f"'train ddp {flag}', which is faster in any case")
     whole = typed(options, "activation_checkpoint", "compile")
     if options.schedule == "zero-bubble" and whole:
-        wrong = "the zero-bubble schedule splits the backward pass: what is compiled or computed again can't be split"
+        wrong = "the zero-bubble schedule splits the backward pass, which compiled or recomputed layers don't allow"
         fix = f"--schedule=interleaved, or leave out {whole}"
         raise MusterError(wrong, seen=f"--schedule=zero-bubble {whole}", fix=fix)
     if options.activation_checkpoint != "none" and not options.predicts_tokens:
-        wrong, seen = f"{options.model} can't compute its activations again", typed(options, "activation_checkpoint")
+        wrong, seen = f"activations of {options.model} can't be recomputed", typed(options, "activation_checkpoint")
         raise MusterError(wrong, seen=seen, fix="leave it out, or train a transformer: --model=gpt-tiny")
     if options.clip_norm == 0:
-        wrong, fix = "no weight changes by gradients that are clipped to a norm of 0", "leave it out to clip nothing"
+        wrong, fix = "gradients that are clipped to a norm of 0 change no weights", "leave it out to clip nothing"
         raise MusterError(wrong, seen=f"--clip-norm={options.clip_norm}", fix=fix)
     name = None if options.name is None else os.fsencode(options.name)
     if name is not None and (name in (b"", b".", b"..") or b"/" in name or len(name) > 255):

@@ -99,7 +99,7 @@ def load(path: str) -> dict[str, Any]:
     with explaining("the file of options can't be read", seen=seen, fix=fix):
         check_regular(file)
         if file.stat().st_size > MAX_BYTES:
-            wrong = f"the file is larger than any file of options: more than {MAX_BYTES} bytes"
+            wrong = f"the file of options is larger than {MAX_BYTES} bytes"
             raise MusterError(wrong, seen=seen, fix=fix)
         content = file.read_bytes()
     # Here and not above: most launches read no file.
@@ -108,7 +108,7 @@ def load(path: str) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as reason:
-        wrong, fix = "the file of options is no TOML", f"mend {path}: https://toml.io"
+        wrong, fix = "the file of options is no TOML", f"correct {path}: https://toml.io"
         raise MusterError(wrong, seen=f"{seen}: {reason}", fix=fix) from None
 
 
@@ -134,7 +134,7 @@ def _check_section(path: str, section: str, table: Any) -> None:
         raise MusterError(f"there is no section [{section}]", seen=f"--config {path}: [{section}]", fix=fix)
     if not isinstance(table, dict):
         raise MusterError(
-            f"{section} is a section, with options in it",
+            f"{section} is the name of a section, not of an option",
             seen=f"--config {path}: {section} = {_shown(table)}",
             fix=f"a line [{section}], and below it NAME = VALUE",
         )
@@ -148,9 +148,9 @@ def _unknown(path: str, section: str, name: str) -> MusterError:
     if near:
         fix = f"{near[0]}, in the section [{SECTIONS[near[0]]}]"
     else:
-        fix = "'train ddp --help-all' lists what there is; options of the launch are given on the command line alone"
+        fix = "'train ddp --help-all' lists what there is; options of the launch are for the command line only"
     place = f"[{section}] " if section else ""
-    wrong = f"there is no option {name} in [{section}]" if section else f"{name} stands in no section"
+    wrong = f"there is no option {name} in [{section}]" if section else f"{name} is not in a section"
     return MusterError(wrong, seen=f"--config {path}: {place}{name}", fix=fix)
 
 

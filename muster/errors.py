@@ -134,6 +134,6 @@ def code_for_job(code: int, env: Mapping[str, str] = os.environ, *, prints: bool
     attempt, most = whole_number(env, ATTEMPT), whole_number(env, MAX_REQUEUES)
     is_last = attempt >= most
     if prints:
-        what = "was the last one" if is_last else "ends with 75, by which the job script asks for the next"
+        what = "was the last one" if is_last else "ends with 75, on which the job script requeues the job"
         notify(f"muster: attempt {attempt + 1} of {most + 1} {what} ({MAX_REQUEUES}={most})")
     return ExitCode.FAILED if is_last else code

@@ -142,7 +142,7 @@ def command(name: str, is_debugged: bool = False) -> Generator[None]:
         if error.filename is not None or error.errno not in (errno.ENOENT, errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
             raise
         if error.errno == errno.ENOENT:  # of os.getcwd
-            wrong, fix = "the working directory is not there any more", "cd FOLDER, one that is there on every node"
+            wrong, fix = "the working directory no longer exists", "cd FOLDER, with one that exists on every node"
             notify(MusterError(wrong, seen=os.environ.get("PWD", "."), fix=fix))
             sys.exit(ExitCode.USER_MUST_CHANGE)
         give_up_output(error)

@@ -40,7 +40,7 @@ def parse(name: str, argv: Sequence[str]) -> DoctorOptions | BenchOptions:
     """
     if (options := from_argv(argv, OPTIONS[name])) is None:
         fix = f"muster {name} --help lists what there is"
-        raise MusterError("an option is not known, or has no such value", seen=" ".join([name, *argv]), fix=fix)
+        raise MusterError("an option is unknown, or does not take this value", seen=" ".join([name, *argv]), fix=fix)
     return options[0]
 
 

@@ -88,7 +88,7 @@ def _opened(name: str, wanted: str) -> Row:
         if wanted and wanted.lower() != net.lower():
             return Row("plugin", False, f"{says}, but NCCL_NET={wanted}", (net, path))
         return Row("plugin", True, says, (net, path))
-    return Row("plugin", False, f"{file} opens, but has none of {TABLES[-1]} to {TABLES[0]}")
+    return Row("plugin", False, f"{file} opens, but has none of the tables {TABLES[-1]} to {TABLES[0]}")
 
 
 def providers() -> Row:
@@ -142,7 +142,7 @@ def verbs() -> Row:
     if names:
         return Row("verbs", True, f"{about}: {', '.join(names)}", tuple(names))
     if kernels:
-        return Row("verbs", False, f"{about} has no provider for {', '.join(kernels)}, or may not open it")
+        return Row("verbs", False, f"{about} has no provider for {', '.join(kernels)}, or no access to it")
     return Row("verbs", None, f"{about}: no devices")
 
 

@@ -14,7 +14,7 @@ WAIT = option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1,
 class DoctorOptions:
     """The options of `muster doctor`: what it checks, and how it prints the result."""
 
-    quick: Annotated[bool, option("--quick", help="Only what takes seconds, as for --preflight.", panel=WHAT)] = False
+    quick: Annotated[bool, option("--quick", help="Only checks that take seconds, as --preflight.", panel=WHAT)] = False
     checkpoint_dir: Annotated[str, option("--checkpoint-dir", help="The folder for checkpoints.", panel=WHAT)] = "runs"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="What trainings will run on.", panel=WHAT)] = "auto"
     timeout_s: Annotated[int, WAIT] = 60
@@ -36,25 +36,25 @@ class BenchOptions:
     backend: Annotated[Literal["auto", "nccl", "gloo"], option(help="auto: nccl on GPUs.", panel=WHAT)] = "auto"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="Where the buffers are.", panel=WHAT)] = "auto"
     min_size: Annotated[str | None, option(help="The smallest message: 1K, 4M, 1G. Default: 1K.", panel=WHAT)] = None
-    max_size: Annotated[str | None, option(help="The largest. Default: 64M by gloo, 1G by nccl.", panel=WHAT)] = None
-    factor: Annotated[int, option(help="Each size is the one before times this.", panel=WHAT, min=2)] = 4
+    max_size: Annotated[str | None, option(help="The largest. Default: 64M on gloo, 1G on nccl.", panel=WHAT)] = None
+    factor: Annotated[int, option(help="Factor from one size to the next.", panel=WHAT, min=2)] = 4
     iters: Annotated[int, option(help="Timed calls of each size.", panel=WHAT, min=1)] = 20
-    warmup: Annotated[int, option(help="Calls before them, not timed.", panel=WHAT, min=0)] = 5
+    warmup: Annotated[int, option(help="Calls before those, which are not timed.", panel=WHAT, min=0)] = 5
     pairwise: Annotated[
-        bool, option("--pairwise", help="Every pair of nodes by itself: names the slow link or node.", panel=WHAT)
+        bool, option("--pairwise", help="Measure each pair of nodes, to find a slow link or node.", panel=WHAT)
     ] = False
-    allow_tcp: Annotated[bool, option("--allow-tcp", help="TCP in place of RDMA is no failure.", panel=WHAT)] = False
+    allow_tcp: Annotated[bool, option("--allow-tcp", help="Accept TCP in place of RDMA.", panel=WHAT)] = False
     timeout_s: Annotated[int, WAIT] = 300
     baseline: Annotated[
         str | None,
         option(
-            help="A file of --save-baseline, of the same site and shape. A row fails if each of 5 passes is slower "
-            "than the slowest pass in the file by more than the factor between slowest and fastest there.",
+            help="A file of --save-baseline, of the same site and number of nodes and ranks. A row fails if each of 5 "
+            "passes is slower than the file's slowest by more than the factor between its slowest and fastest.",
             panel=ANSWER,
         ),
     ] = None
     save_baseline: Annotated[
         str | None,
-        option("--save-baseline", help="Measure all in 5 passes, and write them there for later.", panel=ANSWER),
+        option("--save-baseline", help="Measure all in 5 passes, and write them there for --baseline.", panel=ANSWER),
     ] = None
     json: Annotated[bool, option("--json", help="Print JSON, for programs.", panel=ANSWER)] = False

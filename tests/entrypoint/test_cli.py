@@ -101,9 +101,9 @@ def test_a_refusal_is_three_lines_and_code_2(command: Run, recordings: Path) -> 
     [
         (["ddp", "--epoch", "3"], "--epoch", "--epochs"),
         (["ddp", "--batchsize=3"], "--batchsize", "--batch-size"),
-        (["ddp", "--epochs", "many"], "--epochs", "from 1 on"),
-        (["ddp", "--epochs", "0"], "--epochs", "from 1 on"),
-        (["ddp", "--clip-norm", "inf"], "no finite number", "--help"),
+        (["ddp", "--epochs", "many"], "--epochs", "of at least 1"),
+        (["ddp", "--epochs", "0"], "--epochs", "of at least 1"),
+        (["ddp", "--clip-norm", "inf"], "not a finite number", "--help"),
         (["ddp", "--clip-norm", "0"], "clipped to a norm of 0", "leave it out"),
         (["ddp", "--lr-scale", "cubic"], "--lr-scale", "none or linear or sqrt"),
         (["dpp"], "dpp", "train dp or train ddp"),

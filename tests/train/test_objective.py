@@ -49,8 +49,8 @@ def test_stages_train_on_smoothed_targets_too(train, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lr_steps": 50}, "has no end"),
-        ({"lr_end": 0.1}, "has no end"),
+        ({"lr_steps": 50}, "need --lr-schedule=cosine"),
+        ({"lr_end": 0.1}, "need --lr-schedule=cosine"),
     ],
 )
 def test_what_does_not_go_together(options, words):

@@ -91,7 +91,7 @@ def test_the_help_says_which_is_for_what():
     [
         (["tp", "--model=resnet18"], "splits transformers"),
         (["ddp", "--replicate=2"], "has no option --replicate"),
-        (["ddp", "--activation-checkpoint=full"], "can't compute its activations again"),
+        (["ddp", "--activation-checkpoint=full"], "activations of resnet18 can't be recomputed"),
     ],
 )
 def test_what_can_not_work_is_refused_before_anything_is_launched(argv, words, tmp_path):
