@@ -446,7 +446,7 @@ def check(strategy: str, options: Options) -> None:
         raise MusterError(wrong, seen=f"train dp {flag}", fix=f"'train ddp {flag}', which is faster in any case")
     whole = typed(options, "activation_checkpoint", "compile")
     if options.schedule == "zero-bubble" and whole:
-        wrong = "the zero-bubble schedule splits the backward pass, which compiled or recomputed layers don't allow"
+        wrong = "the zero-bubble schedule splits the backward pass; that of compiled or recomputed parts can't be split"
         fix = f"--schedule=interleaved, or leave out {whole}"
         raise MusterError(wrong, seen=f"--schedule=zero-bubble {whole}", fix=fix)
     if options.activation_checkpoint != "none" and not options.predicts_tokens:

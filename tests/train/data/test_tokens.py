@@ -253,7 +253,7 @@ def test_a_folder_of_texts(tmp_path):
         (None, b"", "can't be read"),
         ("a.bin", None, "no regular file"),
         ("a.npy", None, "no regular file"),
-        ("a.bin", b"123", "16 bit"),
+        ("a.bin", b"123", "16-bit"),
         ("a.txt", b"12345", "too few for one sequence of 4"),
         ("a.txt", b"", "too few for one sequence of 4"),
         ("a.npy", b"no array", "can't be read"),
