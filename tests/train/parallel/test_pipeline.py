@@ -62,7 +62,7 @@ def test_the_wait_is_measured_and_told(train, summary_of, tmp_path):
     summary = summary_of(tmp_path / "run")
     assert summary["ideal_bubble_share"] == 0.2
     assert 0 < summary["bubble_share"] < 1
-    assert re.search(rf"waiting for stages +│ {summary['bubble_share']:.1%} of the time; 20.0% where", ended.out)
+    assert re.search(rf"waiting for stages +│ {summary['bubble_share']:.1%} of the time; 20.0% if", ended.out)
 
 
 def test_the_share_of_the_wait_is_what_the_stages_leave_of_the_time():
