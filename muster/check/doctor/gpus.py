@@ -220,7 +220,7 @@ def _of(host: str, gpu: Gpu, name: str, links: int) -> Iterator[Finding]:
         yield Finding("warning", "gpu memory", host, wrong, seen, "see which process it is: nvidia-smi on that node")
     if gpu.slowed_by:
         wrong, seen = f"the clock of {name} is throttled", ", ".join(gpu.slowed_by)
-        yield Finding("warning", "clock", host, wrong, seen, TELL_SITE)
+        yield Finding("warning", "gpu clock", host, wrong, seen, TELL_SITE)
     if gpu.mig:
         wrong = f"{name} is partitioned (MIG): NCCL does not connect the parts"
         yield Finding("warning", "mig", host, wrong, "MIG mode: enabled", "ask for whole GPUs")

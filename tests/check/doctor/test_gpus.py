@@ -89,7 +89,7 @@ GPUS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"remapping": "failed"}, "ecc", "failed", "failed"),
     ({"remapping": "pending"}, "ecc", "warning", "pending"),
     ({"used": 40 * 2**30}, "gpu memory", "warning", "40G used"),
-    ({"slowed_by": ["heat (hardware)"]}, "clock", "warning", "heat (hardware)"),
+    ({"slowed_by": ["heat (hardware)"]}, "gpu clock", "warning", "heat (hardware)"),
     ({"mig": True}, "mig", "warning", "enabled"),
     ({"links": 12}, "nvlink", "warning", "12 up, 18"),
 ]
