@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from itertools import takewhile
 from types import FrameType
 
 import psutil
@@ -37,7 +38,8 @@ QUIET = "TORCH_CPP_LOG_LEVEL" not in os.environ
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 # Only the first agent of a launch prints messages that all of them would print.
-IS_FIRST = not any(re.fullmatch(r"--node-rank=[1-9][0-9]*|--rdzv-conf=.*is_host=0.*", word) for word in sys.argv)
+OPTIONS = takewhile(lambda word: word.startswith("--"), sys.argv[1:])  # without those of the user's script
+IS_FIRST = not any(re.fullmatch(r"--node-rank=[1-9][0-9]*|--rdzv-conf=.*is_host=0.*", word) for word in OPTIONS)
 
 gc.disable()  # imports make objects that all stay: searching them for garbage is an eighth of the import time
 

@@ -79,7 +79,7 @@ def job(env: Environment) -> Job | None:
             "scheduler": f"JOB_ID={job_id}",
             "job_id": read.seen("JOB_ID", "SGE_TASK_ID"),
             "attempt": read.seen("RESTARTED") or "no RESTARTED: the first run",
-            "hosts": nodes if slots else f"{nodes} that can be read",
+            "hosts": nodes if slots else f"not read: {nodes}",
             "num_nodes": f"{len(slots)} hosts in {nodes}" if slots else nodes,
         },
     )

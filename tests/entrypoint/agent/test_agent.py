@@ -508,6 +508,16 @@ def test_a_signal_that_comes_while_an_agent_tells_how_it_ended_changes_nothing(t
     assert b"error: rank 0 on " in said
 
 
+def test_an_option_of_the_script_is_not_the_node_rank_of_the_launch(tmp_path: Path) -> None:
+    with started(tmp_path, "--node-rank=1", MUSTER_COMMAND="train ddp", MUSTER_MAX_REQUEUES="3") as agent:
+        try:
+            agent.send_signal(signal.SIGTERM)
+            _, said = agent.communicate(timeout=60)
+        finally:
+            agent.kill()
+    assert "muster: attempt 1 of 4 ends with 75" in said  # which the node of rank 0 alone prints
+
+
 def test_an_agent_whose_words_nobody_reads_has_its_code(tmp_path: Path) -> None:
     with started(tmp_path, MUSTER_COMMAND="train ddp", MUSTER_MAX_REQUEUES="3") as agent:
         assert agent.stderr is not None
