@@ -172,7 +172,7 @@ class TorchrunOptions:
         words = (word for word in to_argv(self) if not word.startswith(decided))
         return tuple(word for word in words if word.partition("=")[1:] != ("=", ""))  # an empty value is not given
 
-    def decided(self, options: LaunchOptions) -> LaunchOptions:
+    def applied_to(self, options: LaunchOptions) -> LaunchOptions:
         """`options` with the values of torchrun's options that mean the same.
 
         Raises:
@@ -190,6 +190,8 @@ class TorchrunOptions:
             try:
                 place = urlsplit(f"//{self.rdzv_endpoint}")
                 host, port = place.hostname, place.port
+                if place.netloc != self.rdzv_endpoint:
+                    raise ValueError
             except ValueError:
                 raise MusterError(
                     "--rdzv-endpoint is HOST:PORT", seen=self.rdzv_endpoint, fix="--rdzv-endpoint node01:29500"

@@ -783,6 +783,7 @@ def test_options_of_torchrun_are_taken_by_both_spellings(command: Run, hello: Pa
         (["--standalone", "--nnodes=2"], "--standalone"),
         (["--rdzv-conf=is_host=1"], "--rdzv-conf"),
         (["--rdzv-endpoint=a:b"], "--rdzv-endpoint"),
+        (["--rdzv-endpoint=http://a:29500"], "--rdzv-endpoint"),
         (["--signals-to-handle=SIGUSR3"], "signals"),
         (["--spawn=2", "--tee=3"], "--spawn"),
         (["--spawn=2", "--nproc-per-node=3"], "two numbers of processes"),
