@@ -131,7 +131,7 @@ def from_argv(argv: Sequence[str], *groups: type, rest: list[str] | None = None)
 
 
 def _names(field: str, kind: Any, info: Any) -> Iterator[tuple[str, bool | None]]:
-    """The command-line names of an option, each with the value that a flag by it sets; None where a value follows."""
+    """The command-line names of an option, each with the value that it sets as a flag; None if a value follows."""
     # typer.Option's first parameter is `default`: in an annotation it holds the first name.
     given = [name for name in (info.default, *(info.param_decls or ())) if isinstance(name, str)]
     usual = f"--{field.replace('_', '-')}"

@@ -90,7 +90,7 @@ def load(path: str) -> dict[str, Any]:
     """The tables of the file at `path`.
 
     Raises:
-        MusterError: it does not exist, is too large, can't be read, or is no TOML.
+        MusterError: it does not exist, is no regular file, is too large, can't be read, or is no TOML.
     """
     file, seen = Path(os.path.expanduser(path)), f"--config {path}"
     fix = "--config FILE, such as runs/NAME/config.toml; in a container, see that its folder is bound into it"

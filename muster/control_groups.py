@@ -23,7 +23,7 @@ def available() -> tuple[int | None, float | None]:
         controllers, _, path = line.partition(":")[2].partition(":")
         top = ROOT / controllers
         group = top / path.lstrip("/")
-        # Any parent group may set the limit. Where a container sees the host's path, its own group is mounted at ROOT.
+        # Any parent group may set the limit. Where a container sees the host's path, its own group is mounted at `top`.
         for folder in (each for each in (group, *group.parents) if each == top or top in each.parents):
             if limit := _numbers(folder / "memory.max") + _numbers(folder / "memory.limit_in_bytes"):
                 used = _numbers(folder / "memory.current") + _numbers(folder / "memory.usage_in_bytes")

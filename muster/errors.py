@@ -30,7 +30,7 @@ MAX_TEXT = 1000
 
 
 class MusterError(Exception):
-    """An error that the user can fix, on the command line or in the job script.
+    """An error that the user can fix, for instance on the command line or in the job script.
 
     Args:
         wrong: what is wrong, one sentence.
@@ -48,7 +48,7 @@ class MusterError(Exception):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The fields from which another process makes the error again; texts are cut after MAX_TEXT + 1 characters."""
+        """The fields to make the error again in another process; texts are cut to MAX_TEXT + 1, as no more is shown."""
         texts = {"wrong": self.wrong, "seen": self.seen, "fix": self.fix}
         return {name: text[: MAX_TEXT + 1] for name, text in texts.items()} | {"code": int(self.code)}
 

@@ -25,7 +25,7 @@ BRIEF = {
     # Commands of `muster`
     "module", "no_python", "framework", "as_json", "record", "format", "docker_args", "apptainer_args",
 }  # fmt: skip
-"""The options of trainings and launches that `--help` shows. It shows all options under other headings."""
+"""The options of trainings and launches that `--help` shows. Those under other headings are all shown."""
 
 TRAINING = ("Model", "Data", "Training", *WITH_OPTIONS, "Speed", "Run")
 LAUNCH = ("Launch", "This site and its network", "Look first")
@@ -37,7 +37,7 @@ MIN_COLUMNS, MAX_COLUMNS = 40, 100
 
 
 class Command(TyperCommand):
-    """A typer command with such a help text. Its `epilog` has one example a line; with few options, no `--help-all`."""
+    """A command with such a help text. Its `epilog` has one example a line. With few options it has no `--help-all`."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Writes the help text for a terminal of this width."""

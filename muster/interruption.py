@@ -94,9 +94,9 @@ def held() -> Generator[None]:
 
 @contextmanager
 def clearing_up() -> Generator[None]:
-    """A context in which SIGINT raises KeyboardInterrupt, and the process then ends with it or after CLEAR_UP_S.
+    """A context in which SIGINT raises KeyboardInterrupt; the process then ends with the context, or after CLEAR_UP_S.
 
-    In threads other than the main one, which can't set handlers, nothing changes.
+    Nothing changes where SIGINT is ignored, and in threads other than the main one, as only that can set handlers.
     """
     from threading import current_thread, main_thread  # here and not above: until `start` a Ctrl-C is a traceback
 
@@ -197,7 +197,7 @@ class _Watch:
 
 
 def end(*_: object) -> None:
-    """Prints what was interrupted, and ends this process with code 130, without destructors. The handler of `start`."""
+    """Prints what was interrupted, and ends this process with code 130, without destructors. `start` installs it."""
     report()
     with suppress(Exception):
         sys.stdout.flush()

@@ -43,7 +43,7 @@ def image(root: Path = ROOT) -> str:
 
 
 def installed(package: str) -> str | None:
-    """The version of a package; None where it is not installed, or a site has built it without metadata."""
+    """The version of a package; None where it is not installed as one, or a site has built it without metadata."""
     from importlib import metadata  # here and not above: a launch has no use for it
 
     return next((found.version for found in metadata.distributions(name=package)), None)

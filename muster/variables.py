@@ -21,7 +21,7 @@ class LaunchVariable(StrEnum):
     LAUNCH = "MUSTER_LAUNCH"
     """An id of the launch, a dot, and the process id of the agent."""
     RANK_VARIABLES = "MUSTER_RANK_VARIABLES"
-    """The job's id, then the variables given to a rank that no agent starts, as NAME=VALUE: RANK, MASTER_ADDR ..."""
+    """The job's id and the variables given to a rank that no agent starts, with blanks between: 1234 RANK=0 ..."""
     REFUSAL = "MUSTER_REFUSAL"
     """Why this node can't take part in the launch, as JSON (`MusterError.parts`), for the agents of the others."""
     RANK_REPORTS = "MUSTER_RANK_REPORTS"

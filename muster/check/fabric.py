@@ -177,7 +177,7 @@ ALL = (plugin, providers, verbs, devices, memory, nccl)
 
 
 def main(argv: list[str]) -> int:
-    """Prints the results, as text one by one: after a crash the last line shows where; returns 1 if one is bad."""
+    """Prints the results; as text, one by one, so the last line shows where it crashed. Returns 1 if one is bad."""
     rows: list[Row] = []
     for ask in ALL:
         row = ask()

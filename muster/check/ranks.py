@@ -62,7 +62,7 @@ def gather_hosts(world: World, value: Any) -> list[Any]:
 def partners(node: int, num_nodes: int) -> list[int]:
     """The nodes that `node` is paired with: all others, or of many nodes those 1, 2, 4, 8... places away, both ways.
 
-    So at most log2(num_nodes) pairs lead from each node to every other one.
+    So a chain of at most log2(num_nodes) pairs leads from each node to every other one.
     """
     if num_nodes <= ALL_PAIRS_UP_TO:
         return [other for other in range(num_nodes) if other != node]

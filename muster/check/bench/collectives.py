@@ -186,7 +186,7 @@ class Collective:
         return None if is_silent else lambda index: sent_by(world.rank, index, salt)
 
     def gets(self, world: World, part: int, salt: int) -> Pattern | None:
-        """The values that this rank has to receive; `part` elements a part. None where its buffer is undefined."""
+        """The values that this rank has to receive, in parts of `part` elements; None where its buffer is undefined."""
         giver = self.giver
         # If each rank sends a part to every rank, this rank receives the parts with its own number.
         own = world.rank * part if self.is_split and self.sends_all else 0

@@ -1,4 +1,4 @@
-"""One rank of a measurement, from connecting the ranks to the exit code; and the report that rank 0 prints."""
+"""One rank of a measurement, from connecting to the exit code; rank 0 prints the report and saves a baseline."""
 
 import json
 import os
@@ -161,8 +161,8 @@ class Verdict:
     """The verdict on a measurement.
 
     Attributes:
-        against: the errors for which it fails.
-        otherwise: the answer without errors: what was compared with what.
+        errors: the errors for which it fails.
+        answer: the answer without errors: what was compared with what.
         is_sure: False where the absence of errors means little.
     """
 

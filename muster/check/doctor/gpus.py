@@ -1,4 +1,4 @@
-"""The GPUs: their state, which the NVIDIA driver reports without using them, and the faults of those in the job.
+"""The GPUs: their state, read from the NVIDIA driver without using them, and the faults of those in the job.
 
 Source: https://docs.nvidia.com/deploy/nvml-api/
 """
@@ -194,7 +194,7 @@ def _given(ranks: Sequence[Facts]) -> list[Gpu]:
         names, gpus = visible_gpus(rank.visible), rank.gpus or ranks[0].gpus or ()
         # CUDA accepts the first digits of a UUID.
         chosen = [gpu for gpu in gpus if str(gpu.index) in names or (gpu.uuid or "").startswith(tuple(names))]
-        # A name that is no GPU's is that of a part of one (MIG). An empty CUDA_VISIBLE_DEVICES hides all.
+        # A name that is no GPU's is that of a part of one (MIG). A CUDA_VISIBLE_DEVICES without names hides all.
         for gpu in chosen or (gpus if names or rank.visible is None else ()):
             found.setdefault(gpu.uuid or str(gpu.index), gpu)
     return list(found.values())

@@ -104,7 +104,7 @@ def _cores(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
         sets = [frozenset(rank.cores) for rank in ranks]
         known = frozenset[int]().union(*sets)
         if numbers[host] < least * len(ranks):
-            # A rank that uses a GPU keeps one core busy with launching kernels: none is left to load data.
+            # A rank that uses a GPU keeps one core busy with launching kernels, and needs another one to load data.
             wrong = f"{plural(numbers[host], 'core')} for {plural(len(ranks), 'rank')}"
             seen = f"cores {listed(sorted(known), 8)}"
             seen += f", limited to {ranks[0].quota:g} by the control group" if ranks[0].quota is not None else ""

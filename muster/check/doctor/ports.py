@@ -26,7 +26,7 @@ from muster.units import listed
 NAME = "ports"
 
 CONNECT_S, ANSWER_S = 6.0, 10.0
-"""Time limits of a connection, which the kernel retries after 1 and 3 s, and of an answer, as a program may be busy."""
+"""Seconds for a connection, which the kernel retries after 1 and 3 s, and for an answer, as a program may be busy."""
 
 SILENT, STRANGER, CLOSED = "connected, then no answer", "another program answers there", "connected, then closed"
 STALLED = "small messages pass, 64 KiB do not"
