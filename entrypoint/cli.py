@@ -162,7 +162,7 @@ def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
     # The script of `muster run` may be among the arguments of the job script, which are added after these.
     of_run = from_argv(words[2:], *RUN, rest=[]) if typed[0] == "run" else None
     if of_run:
-        _check_nodes(of_run[2].applied_to(of_run[0]), words, site, num_nodes)
+        _check_nodes(of_run[2].applied(of_run[0]), words, site, num_nodes)
     elif typed[0] not in {group.name for group in app.registered_groups}:
         _run(app, "muster", list(words[1:]))
 
@@ -313,7 +313,7 @@ def _run_script(options: LaunchOptions, how: ProgramOptions, torchrun: TorchrunO
     if how.framework != "torch" and kind == "script" and not script[0].endswith(".py"):
         kind = "program"
     program = Program(kind, tuple(script), framework=how.framework, torchrun=torchrun.passed_on())
-    start.start(torchrun.applied_to(options), program, ["muster", *sys.argv[1:]], check=partial(_check_program, program))
+    start.start(torchrun.applied(options), program, ["muster", *sys.argv[1:]], check=partial(_check_program, program))
 
 
 def _check_program(program: Program) -> None:

@@ -172,7 +172,7 @@ class TorchrunOptions:
         words = (word for word in to_argv(self) if not word.startswith(decided))
         return tuple(word for word in words if word.partition("=")[1:] != ("=", ""))  # an empty value is not given
 
-    def applied_to(self, options: LaunchOptions) -> LaunchOptions:
+    def applied(self, options: LaunchOptions) -> LaunchOptions:
         """`options` with the values of torchrun's options that mean the same.
 
         Raises:

@@ -32,7 +32,7 @@ SOURCES = {
 
 OF_TOKENS = ("tokens", "synthetic")
 
-MAX = 10**9
+LIMIT = 10**9
 """The largest number of tokens, classes, samples, MiB, steps or seconds: far larger ones overflow."""
 
 STRATEGIES = {
@@ -183,14 +183,14 @@ class Options:
     image_size: Annotated[
         int | None, _data(help="Pixels a side. Default: 32 for digits and cifar10, else 224.", min=8, max=100_000)
     ] = None
-    seq_len: Annotated[int | None, _data(help="Tokens of a sequence. Default: the model's.", min=2, max=MAX)] = None
+    seq_len: Annotated[int | None, _data(help="Tokens of a sequence. Default: the model's.", min=2, max=LIMIT)] = None
     vocab_size: Annotated[
         int | None,
-        _data(help="Vocabulary size. Default: 256 for bytes, else the file's largest token plus 1.", min=2, max=MAX),
+        _data(help="Vocabulary size. Default: 256 for bytes, else the file's largest token plus 1.", min=2, max=LIMIT),
     ] = None
-    num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2, max=MAX)] = 1000
+    num_classes: Annotated[int, _data(help="Classes of the synthetic and fake data.", min=2, max=LIMIT)] = 1000
     num_samples: Annotated[
-        int, _data(help="Synthetic or fake training samples; in addition, a tenth as many validate.", min=1, max=MAX)
+        int, _data(help="Synthetic or fake training samples; in addition, a tenth as many validate.", min=1, max=LIMIT)
     ] = 1280
     train_num_workers: Annotated[
         int | None,
@@ -226,7 +226,7 @@ class Options:
         Literal["none", "linear", "sqrt"],
         _training(help="How the learning rate grows with the number of micro-batches in a step."),
     ] = "none"
-    warmup_steps: Annotated[int, _training(help="Steps of linear learning-rate warm-up.", min=0, max=MAX)] = 20
+    warmup_steps: Annotated[int, _training(help="Steps of linear learning-rate warm-up.", min=0, max=LIMIT)] = 20
     lr_schedule: Annotated[
         Literal["constant", "cosine"],
         _training(help="The learning rate after warm-up: constant, or half a cosine down to --lr-end."),
@@ -251,7 +251,7 @@ class Options:
     powersgd_start: Annotated[int | None, _ddp(help="Steps of plain averages. Default: --warmup-steps.", min=0)] = None
     zero1: Annotated[bool, _ddp(help="Split the optimizer state over the ranks.")] = False
     bucket_mb: Annotated[
-        int | None, _ddp(help="MiB of gradients sent at a time. Default: 25, but 1 for the first.", min=1, max=MAX)
+        int | None, _ddp(help="MiB of gradients sent at a time. Default: 25, but 1 for the first.", min=1, max=LIMIT)
     ] = None
     sync_bn: Annotated[bool, _ddp(help="Batch normalisation over all ranks, on GPUs.")] = False
 
@@ -342,7 +342,7 @@ class Options:
         float | None,
         _run(
             help="Stop this many minutes before the job's time limit, with a checkpoint and exit code 75. Default in "
-            "the scripts of `muster job`: a tenth of the limit, at most 5; 0: never.",
+            "the job scripts, but Slurm's: a tenth of the limit, at most 5; 0: never.",
             min=0.0,
         ),
     ] = None
@@ -350,24 +350,24 @@ class Options:
     timeout_s: Annotated[int, _run(help="Seconds a collective may take; then the run ends.", min=1, max=999_999)] = 600
     preflight: Annotated[
         bool,
-        _run(help="Check all nodes first, as `muster doctor --quick` does: failures end the run, warnings don't."),
+        _run(help="Check all nodes first, as `muster doctor --quick` does: failures end the run, warnings are shown."),
     ] = False
     hang_timeout: Annotated[
         int | None,
         _run(
-            help="Seconds that a rank may make no progress; then all ranks write their stacks, and the run ends. 0: no "
-            "limit. Default: 4/5 of --timeout-s, at least 60.",
+            help="Seconds for which a rank may make no progress; then all ranks write their stacks, and the run ends. "
+            "0: no limit. Default: 4/5 of --timeout-s, at least 60.",
             min=0,
-            max=MAX,
+            max=LIMIT,
         ),
     ] = None
     silence_timeout: Annotated[
         int | None,
         _run(
-            help="Seconds that a rank may give no sign of life, because it is stopped or its storage hangs; then the "
-            "run ends. Default: 300.",
+            help="Seconds for which a rank may give no sign of life, because it is stopped or its storage hangs; then "
+            "the run ends. Default: 300.",
             min=10,
-            max=MAX,
+            max=LIMIT,
         ),
     ] = None
 
@@ -407,7 +407,7 @@ class ConfigFile:
 SECTIONS: dict[str, str] = {field.name: get_args(field.type)[1].rich_help_panel.lower() for field in fields(Options)}
 """The section of config.toml in which each option stands: a heading of the help text, or the option's strategy."""
 
-WITH_OPTIONS = tuple(name for name in STRATEGIES if name in SECTIONS.values())
+STRATEGIES_WITH_OPTIONS = tuple(name for name in STRATEGIES if name in SECTIONS.values())
 """The strategies that have options of their own, which no other strategy takes."""
 
 GUIDE = """\
@@ -424,7 +424,7 @@ pipeline    any    any          gpt-...: many nodes on a slow network
 
 def check(strategy: str, options: Options) -> None:
     """Raises MusterError where `options` contradict each other or the strategy, on any number of ranks."""
-    for other in WITH_OPTIONS:
+    for other in STRATEGIES_WITH_OPTIONS:
         flags = typed(options, *(name for name, section in SECTIONS.items() if section == other))
         if flags and strategy != other:
             wrong = f"the strategy {strategy} has no option {flags.partition('=')[0]}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from muster.arguments import base_of, is_allowed, limits_of, to_argv, with_home
-from muster.config import SECTIONS, STRATEGIES, WITH_OPTIONS, Options
+from muster.config import SECTIONS, STRATEGIES, STRATEGIES_WITH_OPTIONS, Options
 from muster.errors import MusterError, explaining
 from muster.hints import ALIASES
 from muster.paths import check_regular
@@ -76,7 +76,7 @@ def read(path: str, strategy: str) -> Options:
                 raise MusterError(
                     f"{name} takes {expected}", seen=_line(path, section, name, value), fix=f"{name} = {expected}"
                 )
-            if section in WITH_OPTIONS and section != strategy and value != getattr(Options, name):
+            if section in STRATEGIES_WITH_OPTIONS and section != strategy and value != getattr(Options, name):
                 raise MusterError(
                     f"the strategy {strategy} has no option {name}",
                     seen=_line(path, section, name, value),
@@ -188,7 +188,7 @@ def to_toml(strategy: str, options: Options) -> str:
     tables: dict[str, dict[str, Any]] = {}
     for name, section in SECTIONS.items():
         value = getattr(options, name)
-        of_another = section in WITH_OPTIONS and section != strategy
+        of_another = section in STRATEGIES_WITH_OPTIONS and section != strategy
         if value is not None and not of_another and name not in NOT_SAVED:
             tables.setdefault(section, {})[name] = value
     lines = [f"strategy = {toml_value(strategy)}"]

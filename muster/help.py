@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from typer.core import TyperCommand
 
-from muster.config import WITH_OPTIONS
+from muster.config import STRATEGIES_WITH_OPTIONS
 
 NAMES = ("-h", "--help", "--help-all")
 """The options that show a help text; the last one shows all options."""
@@ -27,7 +27,7 @@ BRIEF = {
 }  # fmt: skip
 """The options of trainings and launches that `--help` shows. Those under other headings are all shown."""
 
-TRAINING = ("Model", "Data", "Training", *WITH_OPTIONS, "Speed", "Run")
+TRAINING = ("Model", "Data", "Training", *STRATEGIES_WITH_OPTIONS, "Speed", "Run")
 LAUNCH = ("Launch", "This site and its network", "Look first")
 """Headings of options that many commands have; those of a launch come last."""
 
@@ -58,7 +58,7 @@ def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Itera
         yield "Examples:"
         yield from (f"  {example}" for example in command.epilog.splitlines())
     options = [each for each in ctx.command.params if each.param_type_name == "option" and each.name != "help"]
-    of_others = {name for name in WITH_OPTIONS if name != command.name}
+    of_others = {name for name in STRATEGIES_WITH_OPTIONS if name != command.name}
     options = [each for each in options if each.rich_help_panel not in of_others]
     shown = [each for each in options if is_all or _is_brief(each)]
     groups: dict[str, list[Any]] = {"Arguments": arguments} if arguments else {}
@@ -66,7 +66,7 @@ def _lines(command: TyperCommand, ctx: Any, columns: int, is_all: bool) -> Itera
         groups.setdefault(parameter.rich_help_panel or "Options", []).append(parameter)
     for heading in sorted(groups, key=lambda heading: heading.startswith(LAUNCH)):
         yield ""
-        yield f"{'Strategy' if heading in WITH_OPTIONS else heading}:"
+        yield f"{'Strategy' if heading in STRATEGIES_WITH_OPTIONS else heading}:"
         for parameter in groups[heading]:
             yield from _row(parameter, columns, is_all)
     yield ""

@@ -142,7 +142,7 @@ def verbs() -> Row:
     if names:
         return Row("verbs", True, f"{about}: {', '.join(names)}", tuple(names))
     if kernels:
-        return Row("verbs", False, f"{about} has no provider for {', '.join(kernels)}, or no access to it")
+        return Row("verbs", False, f"{about} has no provider for {', '.join(kernels)}, or may not open it")
     return Row("verbs", None, f"{about}: no devices")
 
 

@@ -14,7 +14,7 @@ WAIT = option(help="Seconds that ranks wait for each other.", panel=WHAT, min=1,
 class DoctorOptions:
     """The options of `muster doctor`: what it checks, and how it prints the result."""
 
-    quick: Annotated[bool, option("--quick", help="Only checks that take seconds, as --preflight.", panel=WHAT)] = False
+    quick: Annotated[bool, option("--quick", help="Only the quick checks, as --preflight does.", panel=WHAT)] = False
     checkpoint_dir: Annotated[str, option("--checkpoint-dir", help="The folder for checkpoints.", panel=WHAT)] = "runs"
     device: Annotated[Literal["auto", "cuda", "cpu"], option(help="What trainings will run on.", panel=WHAT)] = "auto"
     timeout_s: Annotated[int, WAIT] = 60
@@ -39,7 +39,7 @@ class BenchOptions:
     max_size: Annotated[str | None, option(help="The largest. Default: 64M on gloo, 1G on nccl.", panel=WHAT)] = None
     factor: Annotated[int, option(help="Factor from one size to the next.", panel=WHAT, min=2)] = 4
     iters: Annotated[int, option(help="Timed calls of each size.", panel=WHAT, min=1)] = 20
-    warmup: Annotated[int, option(help="Calls before those, which are not timed.", panel=WHAT, min=0)] = 5
+    warmup: Annotated[int, option(help="Untimed calls before the timed ones.", panel=WHAT, min=0)] = 5
     pairwise: Annotated[
         bool, option("--pairwise", help="Measure each pair of nodes, to find a slow link or node.", panel=WHAT)
     ] = False

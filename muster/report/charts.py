@@ -51,7 +51,7 @@ STYLE: dict[str, Any] = {
 }
 
 LEARNING = (
-    "Solid lines: training, the mean over the epoch so far, each loss by the weights of its step. Dashed lines: "
+    "Solid lines: training, the mean over the epoch so far, each step by the weights that it had. Dashed lines: "
     "validation, after each epoch."
 )
 

@@ -40,7 +40,7 @@ def test_a_rank_that_died_is_told_as_that_and_the_check_failed() -> None:
 def test_a_rank_that_had_come_is_not_told_as_one_that_did_not() -> None:
     finding = finding_of(absence())
     assert finding.host == "b"
-    assert "rank 1 connected, but no longer answers" in finding.wrong
+    assert "rank 1 connected, but stopped answering" in finding.wrong
     assert code_of([finding]) == 1
 
 
@@ -110,7 +110,7 @@ def test_a_rank_0_without_an_answer_is_told_by_the_first_that_is_left(
 ) -> None:
     world = World(rank=rank, world_size=3, hosts=("a", "b", "c"))
     check_that_fails(monkeypatch, rank, RanksMissing(world, [0]))
-    assert ("rank 0 connected, but no longer answers" in capsys.readouterr().err) == is_told
+    assert ("rank 0 connected, but stopped answering" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -144,7 +144,7 @@ def test_names_ports_and_a_clock_that_are_wrong_on_one_host_each(slurm3: SlurmCl
     assert ahead, said
     assert abs(float(ahead[1]) - AHEAD_S) < 20, said
     assert "its own name resolves to 127.0.1.1" in words["name", "node02"]
-    assert "node02 resolves to 10.77.0.99, its address is 10.77.0.3" in words["name", "node03"]
+    assert "node02 resolves to 10.77.0.99, but its address is 10.77.0.3" in words["name", "node03"]
 
 
 def test_a_rank_that_sends_wrong_values(slurm3: SlurmCluster, tmp_path: Path) -> None:

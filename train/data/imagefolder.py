@@ -188,7 +188,7 @@ def find_images(root: Path, seen: str) -> Found:
             if len(own - its) == len(its - own) == 1:
                 refuse_mixed({one: own - its, other: its - own}, seen, LAYOUT)
     if len(classes) < 2:
-        raise MusterError("there is only one class, and training needs two", seen=f"classes: {classes[0]}", fix=LAYOUT)
+        raise MusterError("there is only one class, and training needs more", seen=f"classes: {classes[0]}", fix=LAYOUT)
     samples = [sample for _, half in found for sample in half]
     ends = listed(Path(path).suffix or path for path in others)
     return Found(

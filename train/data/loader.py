@@ -91,7 +91,7 @@ class Reader(Dataset[Batch]):
         return None
 
 
-def prefetch(
+def prefetch_to_device(
     batches: Iterable[Batch], place: Callable[[Batch], Tensors | None], side: torch.cuda.Stream
 ) -> Iterator[tuple[Batch, Tensors | None]]:
     """Yields each batch with its tensors, which `place` makes on the stream `side` while the batch before is in use."""
@@ -184,7 +184,7 @@ class Batches:
         if self.side is None:
             placed = ((batch, self.place(batch)) for batch in batches)
         else:
-            placed = prefetch(batches, self.place, self.side)
+            placed = prefetch_to_device(batches, self.place, self.side)
         try:
             for batch, tensors in placed:
                 if batch.bad:

@@ -116,7 +116,7 @@ class Shards(EncodedImages):
                 wrong = "the shards are not those whose headers were read, perhaps on another host"
                 place = f"{self.shards[self.samples['shard'][index]]} on {socket.gethostname()}"
                 seen = f"{place}, at byte {self.samples['offset'][index]}: {found}; the headers said {expected}"
-                fix = f"copy the same shards to every node; if they are the same, remove {INDEX} beside them"
+                fix = f"copy the same shards to every node; if they are the same already, remove {INDEX} beside them"
                 raise MusterError(wrong, seen=seen, fix=fix)
 
     def content(self, index: int) -> bytes:
@@ -176,7 +176,7 @@ def check_classes(labels: list[np.ndarray], seen: str) -> None:
         fix = "number the classes from 0, without gaps; 'train pack IMAGES FOLDER' does so"
         raise MusterError(wrong, seen=f"{seen}, the first without: {missing[0]}", fix=fix)
     if num_classes < 2:
-        raise MusterError("there is only one class, and training needs two", seen=f"{seen}, class 0", fix=LAYOUT)
+        raise MusterError("there is only one class, and training needs more", seen=f"{seen}, class 0", fix=LAYOUT)
 
 
 def open_index(folder: Path, seen: str) -> tuple[list[str], np.ndarray, str | None]:

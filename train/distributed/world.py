@@ -50,7 +50,7 @@ class RanksMissing(MusterError):
         self.has_died = bool(world.hosts) or fault is not None
         seen = f"waited {world.timeout_s} s on rank {world.rank} of {world.world_size} ({world.host})"
         seen += f" for {self.host}" if self.host else ""
-        wrong = f"{which} connected, but no longer answers" if world.hosts else f"{which} did not connect"
+        wrong = f"{which} connected, but stopped answering" if world.hosts else f"{which} did not connect"
         fix = "look at that node: does it answer, did the command start there? If it starts slowly: --timeout-s"
         if self.has_died:
             fix = "look at its output and at its node's log (dmesg): memory ran out, a GPU failed, or it hangs"

@@ -144,7 +144,7 @@ def find(save_before: float | None, environ: Mapping[str, str]) -> tuple[TimeLim
         )
     time_limit = TimeLimit(end, save_before * 60)
     if ignored_until(environ) > time.time():
-        why = "this job is hardly longer than its warning time: warnings in its first minute are ignored"
+        why = "this job is hardly longer than its warning time: SIGUSR1 and SIGUSR2 in its first minute are ignored"
         return time_limit, [f"{why}: {time_limit}"]
     if time_limit.left_s <= 0:
         name = END if is_ours else LaunchVariable.SCHEDULER_END_TIME

@@ -25,7 +25,7 @@ from muster.train.distributed.world import World
 SIZES = {"gloo": "4M", "nccl": "16M"}
 """The largest message by backend, where `--max-size` is not given."""
 
-MIN_SIZE = 1 << 16
+FIRST_SIZE = 1 << 16
 """Bytes of the first messages, and of all on a link that is very slow."""
 
 BUDGET_S = 0.5
@@ -104,7 +104,7 @@ def run(world: World, options: BenchOptions) -> list[Row]:
     backend = world.backend or "gloo"
     size = parse_size(options.max_size or SIZES[backend], "--max-size")
     device = torch.device("cpu") if backend == "gloo" else world.device
-    link = Link(world, torch.zeros(max(size, MIN_SIZE), dtype=torch.uint8, device=device), size, options.iters)
+    link = Link(world, torch.zeros(max(size, FIRST_SIZE), dtype=torch.uint8, device=device), size, options.iters)
     rows = _measure(link)
     for _ in range(MEASUREMENTS - 1):
         if errors(rows) or differ(rows) > SLOW_FACTOR:
@@ -188,7 +188,7 @@ class Link:
     def send(self, peer: int) -> tuple[float, float, float, int]:
         """Sends messages to `peer`; returns the gb_s, best_gb_s, latency_us and size of a Row."""
         latencies: list[float] = []
-        size = min(MIN_SIZE, self.size)
+        size = min(FIRST_SIZE, self.size)
         while True:
             best = min(self._message(peer, size, latencies) for _ in range(TRIES))
             larger = min(4 * size, self.size)
@@ -322,7 +322,7 @@ def _speeds(rows: Sequence[Row]) -> str:
 def about(rows: Sequence[Row]) -> str:
     latencies = [row.latency_us for row in rows]
     most = max(row.num_ranks for row in rows)
-    ranks = f"; the slowest of {most} ranks at the same time" if most > 1 else ""
+    ranks = f"; by the slowest of {most} ranks measured at the same time" if most > 1 else ""
     size = collectives.shown(max(row.size for row in rows))
     return f"latency {min(latencies):.0f} to {max(latencies):.0f} us, messages of {size}{ranks}"
 

@@ -162,12 +162,12 @@ class Verdict:
 
     Attributes:
         errors: the errors for which it fails.
-        answer: the answer without errors: what was compared with what.
+        if_ok: the sentence without errors: what was compared with what.
         is_sure: False where the absence of errors means little.
     """
 
     errors: Sequence[MusterError]
-    answer: str
+    if_ok: str
     is_sure: bool = True
 
     @property
@@ -177,7 +177,7 @@ class Verdict:
     @property
     def says(self) -> str:
         more = f", and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
-        return self.errors[0].wrong + more if self.errors else self.answer
+        return self.errors[0].wrong + more if self.errors else self.if_ok
 
     @property
     def code(self) -> int:

@@ -122,7 +122,7 @@ def findings(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
                     own[host] = f"its own name {one.leads()}"
             # A name that no other node can resolve, such as a container's, is not in use between nodes.
             elif one.name in known and not set(one.addresses) & set(place.addresses):
-                wrong.append(f"{one.name} {one.leads()}, its address is {place.address}")
+                wrong.append(f"{one.name} {one.leads()}, but its address is {place.address}")
         others[host] = listed(wrong, between="; ")
     is_interface_set = all(nodes[host].is_interface_set for host in own)
     so = "gloo has its interface, but other programs would listen there" if is_interface_set else "gloo listens there"

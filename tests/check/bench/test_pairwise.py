@@ -240,5 +240,5 @@ def test_a_thousand_nodes_are_judged_at_once() -> None:
 
 def test_ranks_side_by_side_are_told_where_there_are_some() -> None:
     rows = healthy(2)
-    assert "at the same time" not in pairwise.about(rows)
-    assert "slowest of 4 ranks at the same time" in pairwise.about([replace(row, num_ranks=4) for row in rows])
+    assert "measured at the same time" not in pairwise.about(rows)
+    assert "slowest of 4 ranks measured at the same time" in pairwise.about([replace(row, num_ranks=4) for row in rows])

@@ -81,7 +81,7 @@ def test_a_name_that_leads_astray_on_one_node_names_that_node():
     lookups += [led(2, 0, "10.0.0.0"), led(2, 1, "10.0.0.99")]
     (finding,) = findings(3, lookups)
     assert (finding.level, finding.host) == ("warning", "n2")
-    assert finding.seen == "n1 resolves to 10.0.0.99, its address is 10.0.0.1"
+    assert finding.seen == "n1 resolves to 10.0.0.99, but its address is 10.0.0.1"
 
 
 def test_a_name_that_leads_astray_everywhere_is_one_finding():

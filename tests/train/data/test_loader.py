@@ -15,7 +15,7 @@ from muster.config import Options
 from muster.errors import MusterError
 from muster.train import data
 from muster.train.data import cifar10, loader
-from muster.train.data.loader import Reader, choose_workers, count_cores, open_batches, prefetch
+from muster.train.data.loader import Reader, choose_workers, count_cores, open_batches, prefetch_to_device
 from muster.train.data.source import Samples
 from muster.train.distributed.world import World
 
@@ -46,12 +46,12 @@ def side(monkeypatch):
 
 def test_each_item_is_queued_before_the_one_before_is_handed_over(side):
     seen = []
-    for item, made in prefetch([1, 2, 3], lambda item: item * 10, side):
+    for item, made in prefetch_to_device([1, 2, 3], lambda item: item * 10, side):
         seen.append((item, made))
         side.events.append("computed")
     assert seen == [(1, 10), (2, 20), (3, 30)]
     assert side.events == ["queued", "queued", *["over", "computed", "queued"], *["over", "computed"] * 2]
-    assert list(prefetch([], lambda item: item, side)) == []
+    assert list(prefetch_to_device([], lambda item: item, side)) == []
 
 
 @pytest.fixture
