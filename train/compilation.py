@@ -72,7 +72,7 @@ def compile_model(model: nn.Module, options: Options) -> None:
 def complete_embedding(module: nn.Module, inputs: Any, outputs: torch.Tensor) -> torch.Tensor | None:
     """Forward hook of the embedding that completes the tensor which tp sends between ranks, where it is still pending.
 
-    torch 2.15 compiles a pending tensor (AsyncCollectiveTensor) as a type of its own, and gives its gradient another.
+    torch 2.15 compiles a pending tensor (AsyncCollectiveTensor) as a type of its own, but its gradient as another type.
     """
     return outputs.clone() if isinstance(outputs, AsyncCollectiveTensor) else None
 
@@ -96,5 +96,5 @@ def compiled(function: Any, options: Options) -> Any:
 
 
 def uncompiled(options: Options) -> AbstractContextManager[Any]:
-    """A context in which nothing is compiled: validation would cost a compilation for each of its odd batch sizes."""
+    """A context in which all code runs uncompiled: validation would cost a compilation for each odd batch size."""
     return nullcontext() if options.compile == "off" else torch.compiler.set_stance("force_eager")

@@ -44,7 +44,7 @@ def export(source: Path, file: Path | None) -> tuple[Path, Path]:
     try:
         write_atomically(file, lambda out: torch.save(state["model"], out))
     except (OSError, RuntimeError) as error:
-        # On a full disk torch's writer raises a RuntimeError of its own from the OSError.
+        # On a full disk torch's writer raises a RuntimeError of its own, whose context is the OSError.
         cause = error if isinstance(error, OSError) else error.__context__
         raise MusterError(
             f"the weights could not be written: {cause}",

@@ -236,7 +236,7 @@ def main() -> None:
 def make_rows(
     wanted: Sequence[Case], trainings: Sequence[str], folder: Path, device: str, out: TextIO
 ) -> list[dict[str, Any]]:
-    """Trains the cases `wanted`; returns their rows, and prints each to `out` when it is done: all take minutes.
+    """Trains the cases `wanted`; returns their rows, and prints each to `out` when done: together they take minutes.
 
     Raises:
         MusterError: the single process failed.

@@ -391,7 +391,7 @@ class Trainer:
         return totals[:3]
 
     def save(self, progress: Progress, own: Statistics) -> None:
-        """Writes a checkpoint, on all ranks; `own` are this rank's running statistics before they were averaged."""
+        """Writes a checkpoint, on all ranks; with `own` statistics this rank continues from them, not the mean."""
         world = self.world
         world.status.enter(CHECKPOINT)
         self.manager.save(
@@ -435,7 +435,7 @@ class Trainer:
 
     def refuse(self, loss: float, sums: Sums) -> None:
         """Raises SharedFault, on all ranks, with the step and the rank where a loss was first not finite."""
-        self.gradients.check()  # raises the error of damaged gradients, which says more
+        self.gradients.check()  # where gradients are damaged, raises an error that says more
         first, now = int(sums.first_bad), self.progress.step
         # Each rank counts back by its own batches: in a pipeline only some ranks know losses.
         own = [now - (sums.num_batches - 1 - first) // self.options.accumulate, first]
@@ -603,7 +603,7 @@ class ProgressSync:
 
 
 def plan_steps(options: Options, progress: Progress, sampler: TrainSampler) -> tuple[int, int, float]:
-    """The number of steps of the run, by how many its cosine is ahead of them, and the step at which the cosine begins.
+    """The run's number of steps, the number by which its cosine is ahead, and the step at which the cosine begins.
 
     A run that is continued with another number of ranks has made steps of another size. Its cosine follows the samples
     used, from the end of the warm-up to the end of the run; with `--max-steps` or `--lr-steps` it follows the steps.

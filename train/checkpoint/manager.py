@@ -52,7 +52,7 @@ WRITER = ".writer"
 """The file in a run's folder that names the only process that may write there."""
 
 claimed: dict[Path, bytes] = {}
-"""By run folder that this process has claimed: the content that it wrote into that file."""
+"""For each run folder that this process has claimed: the content that it wrote into that file."""
 
 TOUCH_S, SILENT_S = 5.0, 20.0
 """Seconds between two touches of that file, and for how long another process watches it for a touch."""
@@ -139,7 +139,7 @@ def claim(run: Path, launch: str) -> None:
             found, aside = text_of(path), path.with_name(f"{WRITER}.{own.host}.{own.pid}")
             refuse_second(path, own)
             with suppress(FileNotFoundError):
-                # Of several processes only one can rename the file of a dead one; `unlink` could remove a new file.
+                # Only one of several processes can rename a dead one's file; `unlink` could remove another's new file.
                 path.rename(aside)
                 if text_of(aside) != found:
                     aside.rename(path)

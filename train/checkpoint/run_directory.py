@@ -252,7 +252,7 @@ def share_run(world: World, options: Options, strategy: str) -> Run:
     folder, *candidates = map(Path, paths)
     run = own or Run(folder, candidates)
     # A host may have a local folder of this name from an earlier attempt. Where this user lacks permission,
-    # os.path.isdir returns False, and Path.is_dir raises OSError.
+    # os.path.isdir returns False; Path.is_dir would raise OSError.
     hosts = world.hosts_by(os.path.isdir(folder) and text_of(folder / manager.WRITER) == writer)
     run.is_shared = False not in hosts
     if not run.is_shared:

@@ -100,7 +100,7 @@ class Index(TypedDict):
 
 
 class Damaged(Exception):
-    """A checkpoint's file has changed since it was written. Ranks can send this to each other, unlike a MusterError."""
+    """A file of a checkpoint can't be read, or has changed. Ranks can send this to each other, unlike a MusterError."""
 
 
 def unreadable(path: Path, reason: str) -> MusterError:
@@ -194,7 +194,7 @@ class CheckpointWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results: list[WriteResult] = []
-        # Rank 0 writes at least the index. Another rank without data makes no folder: nobody may be there to remove it.
+        # Rank 0 writes at least the index. Others without data make no folder: on a disk of their own it would stay.
         if plan.items or self.rank == 0:
             # Does not make the run's folder: where its file system is gone, it would be made in the empty mount point.
             self.folder.parent.mkdir(exist_ok=True)

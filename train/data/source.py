@@ -121,7 +121,7 @@ def left_out(number: int, what: str) -> tuple[str, ...]:
 
 
 def open_source(options: Options, world: World | None = None) -> Source:
-    """Opens the source in `--data`; rank 0 alone searches its folder: a thousand ranks would overload the server.
+    """Opens the source in `--data`; rank 0 alone searches its folder: a thousand would overload the file server.
 
     Args:
         world: all ranks, which call this together; None for a process alone.

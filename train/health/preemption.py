@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that count as warnings; the scheduler and the job script choose one: `#SBATCH --signal=USR1@90`."""
 
 START, END = "MUSTER_JOB_START_TIME", "MUSTER_JOB_END_TIME"
-"""Start and time limit of the job in unix seconds, from the launch (entrypoint/launch/job.py) or from the user."""
+"""Start and end of the job in unix seconds, by launch/job.py or the user; END has precedence over the scheduler's."""
 
 GRACE = "MUSTER_GRACE_S"
 """Seconds from the first warning to SIGKILL, where the job script knows them."""

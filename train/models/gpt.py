@@ -236,7 +236,7 @@ class Layer(nn.Module):
         if self.recompute == "none" or not torch.is_grad_enabled():
             return self.compute(x_BTD)
         if self.recompute == "full":
-            return checkpoint(self.compute, x_BTD, use_reentrant=False)  # torch.compile rejects the default context_fn
+            return checkpoint(self.compute, x_BTD, use_reentrant=False)  # torch.compile rejects an explicit default
         contexts = partial(create_selective_checkpoint_contexts, COSTLY)
         return checkpoint(self.compute, x_BTD, use_reentrant=False, context_fn=contexts)
 

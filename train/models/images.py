@@ -51,9 +51,9 @@ class SmallConv2d(nn.Conv2d):
             return super().forward(input)
         if self.stride == (1, 1) or input.shape[-2:] != (1, 1) or not is_plain:
             return super().forward(input.contiguous() if self.has_small_maps else input)
-        # In bfloat16, torch 2.10 to 2.15 don't write the gradients of weights that see only padding there: what was in
-        # that memory before becomes a gradient. In a map of one pixel only the middle of the kernel sees that pixel,
-        # so only the middle is used.
+        # In a map of one pixel only the middle of the kernel sees that pixel; the other weights see only padding. Their
+        # gradients are not written by torch 2.10 to 2.15 in bfloat16: what was in that memory before becomes a
+        # gradient. So only the middle is used.
         row, column = middle
         return conv2d(input, self.weight[:, :, row : row + 1, column : column + 1], self.bias, groups=self.groups)
 

@@ -4,7 +4,7 @@
 micro-batches: their losses, which `Sums` adds up, and their gradients, which parameters and torch's wrappers add up.
 
 In fp32 the order of a sum decides its last bit, and each strategy has an order of its own; early in training, a ResNet
-can turn a last bit into different weights within ten steps. With `--deterministic` on CPUs gradients are therefore
+can turn a last bit into another course within ten steps. With `--deterministic` on CPUs gradients are therefore
 added up in double precision and rounded once: then 4 ranks, 2 ranks that accumulate 2, and 1 process that accumulates 4
 train the same weights, bit for bit.
 """

@@ -145,7 +145,7 @@ def notify(text: str) -> None:
 
 
 def has_terminal(world: World) -> bool:
-    """Whether this rank is the first of its node and prints to a terminal (as by hand), perhaps not that of rank 0."""
+    """Whether this rank is the first of its node and prints to a terminal: not rank 0's, if started by hand."""
     lines: Lines | None = _outputs.console or getattr(sys.stderr, "lines", None)
     return world.local_rank == 0 and os.isatty(2 if lines is None else lines.descriptor)
 

@@ -231,7 +231,7 @@ def trace_of(profile: Profile | None, note: Callable[[str], None]) -> dict[str, 
 
 
 def flops_of(setup: Setup, rate: float | None, num_devices: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Floating-point operations per image or token, per second of a rank (at `rate` of these a second), and at most."""
+    """Floating-point operations per image or token, per second of a rank (`rate` of these a second), at peak; MFU."""
     options, source = setup.options, setup.source
     peak = peak_flops(setup.world.device, bf16=setup.precision.bf16, convolves=source.unit == "images")
     try:
