@@ -186,7 +186,7 @@ def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, num_nod
 
 
 def _config_exists(config: str | None) -> bool:
-    """Whether the file of options `config` is on this host, or none is given; a job's may be on its nodes alone."""
+    """Whether the file of options `config` exists here, or none is given; a job's may exist only on its nodes."""
     return config is None or os.path.exists(os.path.expanduser(config))
 
 
@@ -463,7 +463,7 @@ def _run(app: typer.Typer, name: str, argv: list[str], typed: Sequence[str] | No
 
 @contextmanager
 def _printed_once() -> Generator[None]:
-    """A context in which all processes of a launch refuse the same command line, and only rank 0 prints the error."""
+    """A context for an error that all processes of a launch meet: rank 0 raises it, the others exit with its code."""
     try:
         yield
     except MusterError as error:

@@ -170,7 +170,7 @@ class TorchrunOptions:
         """The arguments for torchrun after the launch's own: of a repeated option torchrun takes the last one."""
         decided = ("--standalone", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--signals-to-handle")
         words = (word for word in to_argv(self) if not word.startswith(decided))
-        return tuple(word for word in words if word.partition("=")[1:] != ("=", ""))  # an empty value is not given
+        return tuple(word for word in words if word.partition("=")[1:] != ("=", ""))  # an empty value means not given
 
     def applied(self, options: LaunchOptions) -> LaunchOptions:
         """`options` with the values of torchrun's options that mean the same.

@@ -89,7 +89,7 @@ def device_nodes() -> list[Path]:
 
 
 def _may_open(node: Path) -> bool:
-    """Whether this job may use the device: Slurm and PBS leave others in /dev; control groups forbid to open them."""
+    """Whether this job may use the device: Slurm and PBS leave other jobs' in /dev, but control groups deny access."""
     try:
         os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except PermissionError:

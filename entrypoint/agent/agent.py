@@ -270,7 +270,7 @@ class Agent(LocalElasticAgent):
             context._return_values.update({local: None for local, (_, code) in self.processes().items() if code == 0})
         result = torchs._monitor_workers(worker_group)
         for rank, failure in list(result.failures.items()):
-            # A stopped trainer that ends with a code of its own stays: it may say more than that of the first failure.
+            # A stopped trainer that ends with a code of its own stays: the code may say more than the first failure's.
             if failure.pid in self._status.stopped and (failure.exitcode < 0 or not is_ours()):
                 del result.failures[rank]
         if result.failures:

@@ -64,7 +64,7 @@ class Nodes:
     def _watch(self) -> None:
         """Sends heartbeats, in a thread, until something has failed; then ends the ranks that still run."""
         missed = 0
-        # Missed beats are counted, not timed: a job may be suspended as a whole. A missed beat takes the time of two.
+        # Missed heartbeats are counted, not timed: a whole job may be suspended. A missed one takes the time of two.
         while not self.reason and not self._has_left and 2 * missed < DEAD_BEATS:
             missed += 1
             try:
@@ -84,7 +84,7 @@ class Nodes:
         self._end_workers(signal.SIGKILL)
 
     def _beat(self) -> None:
-        """Sends this node's beat, and reads whether something has failed."""
+        """Sends this node's heartbeat, and reads whether something has failed."""
         store, group = self._beats, self._group
         text = f"{time.monotonic()} {group.workers[0].global_rank} {socket.gethostname()}"
         store.set(f"node/{group.group_rank}", text)
@@ -115,7 +115,7 @@ class Nodes:
         store.multi_set(keys, [""] * len(keys))
 
     def _receive(self, nodes: Iterable[int]) -> None:
-        """Reads the beats of `nodes`, and publishes the death of a node whose beats have stopped, or never began."""
+        """Reads the heartbeats of `nodes`; publishes the death of a node whose heartbeat has stopped or never began."""
         for node in nodes:
             unheard = f"0 {node * len(self._group.workers)} node rank {node}".encode()
             text = self._beats.get(f"node/{node}") if self._beats.check([f"node/{node}"]) else unheard
@@ -156,7 +156,7 @@ class Nodes:
         return ""
 
     def wait_for_others(self) -> None:
-        """Waits, on node 0 alone, until all others have read of a failure: LEAVE_S seconds at most."""
+        """On node 0, which has the store, waits until all others have read of a failure, LEAVE_S seconds at most."""
         if self._group.group_rank or not self._must_wait:
             return
         own = {worker.global_rank for worker in self._group.workers}

@@ -198,7 +198,7 @@ def _is_below_broker(env: Environment) -> bool:
 def is_task_of_worker(env: Environment) -> bool:
     """Whether a worker of HyperQueue or Parsl started this process: a launcher's variables then describe the worker.
 
-    A process that srun or PALS started inside a worker's task has the worker's variable too, but their daemon above it.
+    A process that srun or PALS started inside a worker's task has its variable too, but a daemon of theirs as ancestor.
 
     Source: https://it4innovations.github.io/hyperqueue/stable/deployment/worker/ (srun --overlap hq worker start)
     Source: https://github.com/Parsl/parsl/blob/master/parsl/launchers/launchers.py (srun process_worker_pool.py)

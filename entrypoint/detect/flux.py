@@ -6,8 +6,8 @@
     FLUX_TASK_RANK=3 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_SIZE=4
 
 The names of the nodes are not in the environment. Ranks lie in blocks, a node after the other, unless the user asked
-for another taskmap; the local id shows it. The variables of a scheduler around the instance, and of the launcher that
-started Flux itself, are still set, but do not describe the task.
+for another taskmap; the local id shows which. The variables of a scheduler around the instance, and of the launcher
+that started Flux itself, are still set, but do not describe the task.
 
 Source: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html
 """

@@ -55,7 +55,7 @@ def job(env: Environment) -> Job | None:
     task = env.get("SGE_TASK_ID", "undefined")
     slots, problem = slots_or_problem(lambda: _slots(read))
     nodes = read.sources.get("hosts") or read.seen("PE_HOSTFILE") or "no PE_HOSTFILE"
-    # Each site names its resource map of GPUs (gpu, gpu_card, NVIDIA_GPUS, cuda) and its GPUs (0, gpu0). Not gpu_mem.
+    # Sites name their resource map of GPUs (gpu, gpu_card, NVIDIA_GPUS, cuda; not gpu_mem) and the GPUs (0, gpu0).
     is_map = re.compile(r"SGE_HGR_(\w+_)?(n?gpus?|cuda)(_cards?)?", re.IGNORECASE).fullmatch
     gpus = next((env[name] for name in sorted(env) if is_map(name) and env[name].strip()), "").split()
     names = tuple(slots) or ("HOST0", "HOST1")

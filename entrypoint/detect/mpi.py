@@ -180,7 +180,7 @@ def _reject_other_host(env: Environment, name: str) -> Rejected | None:
     host = env.get(name, "")
     if not env.host or not hostlist.is_name(host) or hostlist.short(host) == hostlist.short(env.host):
         return None
-    # Hydra has the user's name for it: mpiexec -hosts localhost, 10.0.0.2, node02-ib. A recording can't resolve these.
+    # Hydra has the name that `mpiexec -hosts` gave: localhost, 10.0.0.2, node02-ib. A recording can't resolve these.
     if network.is_own(host) if env.is_live else host == "localhost" or hostlist.is_address(host):
         return None
     return Rejected(f"{name}={host}, but this host is {env.host}")

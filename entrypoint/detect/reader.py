@@ -71,7 +71,7 @@ class Reader:
         return self._file(name, bytes.decode, str)
 
     def binary_file(self, name: str) -> bytes:
-        """The content of that file as bytes; a recording has them in hexadecimal digits."""
+        """The content of the file that `name` names, as bytes; a recording has them in hexadecimal digits."""
         return self._file(name, bytes, bytes.fromhex)
 
     def slots(self, pairs: Iterable[tuple[str, str]], wrong: str, *names: str) -> dict[str, int]:
@@ -187,7 +187,7 @@ class Reader:
 
 
 def slots_or_problem(find: Callable[[], dict[str, int]]) -> tuple[dict[str, int], MusterError | None]:
-    """The number of processes by host that `find` returns, and None; or an empty one, and the error that it raised.
+    """The number of processes by host that `find` returns, and None; or an empty dict, and the error that it raised.
 
     A task whose launcher gives ranks needs no list of hosts, so the error is raised only where the list is needed.
     """

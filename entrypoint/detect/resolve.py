@@ -24,7 +24,7 @@ def resolve(env: Environment, options: LaunchOptions, command: Sequence[str], *,
 
     Raises:
         MusterError: the environment contradicts itself or the options, or several nodes are allocated and nothing
-            tells which of them this is: never a silent world of one.
+            shows which of them this is: never a silent world of one.
     """
     try:
         found = _resolve(env, options, is_single=is_single)
@@ -304,7 +304,7 @@ def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -
 
 
 def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, counts_nodes: bool = True) -> tuple[str, ...]:
-    """Refuses a --nnodes other than `num_nodes`; with MIN:MAX, fewer nodes than MAX are accepted if `counts_nodes`."""
+    """Refuses a --nnodes other than `num_nodes`; counted nodes (`counts_nodes`) may be fewer than MAX of MIN:MAX."""
     low, high = options.min_nodes, options.num_nodes
     if high in (None, num_nodes):
         return ()

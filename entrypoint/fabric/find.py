@@ -448,7 +448,7 @@ class Finding:
 
     Attributes:
         fabric: the name of the profile that its devices match, or that was asked for: infiniband, slingshot, efa, tcp.
-        why: the reason for `fabric`: a device, a path, or that it was asked for.
+        why: the reason for `fabric`: a device, a path, that it was asked for, or that there is no device.
         interfaces: names, without the loopback.
     """
 

@@ -127,7 +127,7 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", roots: Roots
 
 
 def _find(need: Need, roots: Roots) -> "Finding":
-    """The host's fabric and devices, with this container's interfaces; its devices too where the mount shows none."""
+    """The host's finding with this container's interfaces; this container's own where the mount shows no fabric."""
     from muster.entrypoint.fabric.find import find
 
     own = find(roots.own, need.wanted)

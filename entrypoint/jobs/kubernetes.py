@@ -70,7 +70,7 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
 
 
 def resuming(wanted: Wanted) -> tuple[str, ...]:
-    """The command; a training's with the options by which a pod that is started again resumes it."""
+    """The command; if it is a training, with the options by which a restarted pod resumes it."""
     options = {word.partition("=")[0] for word in wanted.command}
     if not wanted.is_training or "--resume" in options:
         return wanted.command

@@ -338,7 +338,7 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
 
 
 def _if_set(folder: str, option: str, word: str) -> str:
-    """Bash for the option with `word`, which expands to nothing where one of the variables in `folder` is not set."""
+    """Bash for the option with `word`; it expands to nothing where a variable in `folder` is unset or empty."""
     text = f"{option} {word}"
     for variable in quoting.variables_in(folder):
         text = f"${{{variable}:+{text}}}"

@@ -16,7 +16,7 @@ from muster.errors import ATTEMPT, MAX_REQUEUES, whole_number
 RUN = "MUSTER_RUN"
 """The run's name, where a job that was submitted anew goes on with another job's run."""
 LIMIT = "MUSTER_JOB_LIMIT"
-"""The job's start in unix seconds, a +, and its time limit as the scheduler prints it: 1700000000+1-00:00:00."""
+"""The job's start in Unix seconds, a +, and its time limit as the scheduler prints it: 1700000000+1-00:00:00."""
 START, END, GRACE = "MUSTER_JOB_START_TIME", "MUSTER_JOB_END_TIME", "MUSTER_GRACE_S"
 
 

@@ -88,7 +88,7 @@ def by_file(rendezvous: Rendezvous, allocation: Allocation, env: Environment, op
     """`rendezvous` with the address and port that the ranks agree on by a file in a folder they share.
 
     Raises:
-        MusterError: the folder can't be used, not all came in time, or they contradict each other.
+        MusterError: the folder can't be used, not all ranks came in time, or the ranks contradict each other.
     """
     from muster.entrypoint.rendezvous import file as rendezvous_file
 
