@@ -65,7 +65,7 @@ def docker(env: Environment) -> ContainerOptions:
     # The job's host lists have this host's own name, which the container gets with the host's network.
     words += ["--network" if job.num_nodes != 1 else "--uts", "host"]
     if not is_job:
-        notes.append("no variables of a job are here: all that a job may set are passed; files and nodes are unknown")
+        notes.append("no variables of a job are here: the names of all that it may set are passed, no files")
     return ContainerOptions(tuple(words), tuple(notes))
 
 

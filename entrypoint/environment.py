@@ -68,7 +68,7 @@ class Environment(Mapping[str, str]):
             )
         if name in ("docker", "podman"):
             return f"{name} passes no variables by itself: {name} run $(muster env --docker-args) IMAGE COMMAND"
-        return "pass all of the scheduler's variables into a container"
+        return "if this is in a container, pass all of the scheduler's variables into it"
 
     def bind_option(self, path: str) -> str:
         """The option that shows the file `path` (quoted for a shell) to a container of this process's engine."""

@@ -413,7 +413,7 @@ STRATEGIES_WITH_OPTIONS = tuple(name for name in STRATEGIES if name in SECTIONS.
 GUIDE = """\
 Which one?  nodes  GPUs a node  when
 single      1      1            as the reference for the others
-dp          1      some         only to compare with ddp
+dp          1      several      only to compare with ddp
 ddp         any    any          the model fits on one GPU: first choice
 fsdp        any    any          it does not fit; many nodes: --replicate
 tp          any    2 to 8       gpt-...: a layer is too large for fsdp

@@ -441,7 +441,7 @@ def warn_if_no_group(group: Any) -> None:
     if all(key.startswith((f"{handler.get_run_id()}/", "muster/")) for key in keys):  # the agents' own
         notify(
             f"muster: none of the {world_size} ranks opened a process group: each has run the whole script by itself, "
-            "and all of them wrote the same files. To train together: torch.distributed.init_process_group() "
+            "and a file that it writes was written by all. To train together: torch.distributed.init_process_group() "
             "and DistributedDataParallel; to run once: --nproc-per-node 1"
         )
 

@@ -150,7 +150,7 @@ def not_met(address: str, port: int, num_nodes: str, error: Exception) -> Muster
         fix = "torch 2.10 or newer in this environment; PYTHONPATH may bring another"
         return MusterError("the agent can't run with this torch", seen=f"torch {torch.__version__}: {seen}", fix=fix)
     wrong = f"{host} did not meet the others at {address}:{port}"
-    fix = f"check that all {num_nodes} nodes started it, and can reach the port; for a slow start: --rdzv-timeout N"
+    fix = f"check that all {num_nodes} nodes started the command and reach the port; for a slow start: --rdzv-timeout N"
     return MusterError(wrong, seen=seen, fix=fix, code=ExitCode.FAILED)
 
 

@@ -69,7 +69,7 @@ def listed(env: Environment) -> Job:
     undotted = {host for host in hosts if "." not in host}
     for wrong, found in (
         ("a host with a number of slots, or a port", [host for host in hosts if host.count(":") == 1]),
-        ("every host's own name", {"localhost", "127.0.0.1", "::1"}.intersection(hosts) if len(hosts) > 1 else ()),
+        ("a name of every host", {"localhost", "127.0.0.1", "::1"}.intersection(hosts) if len(hosts) > 1 else ()),
         ("listed with and without domain", [host for host in hosts if "." in host and host.split(".")[0] in undotted]),
     ):
         read.agree(not found, f"{next(iter(found), '')} is {wrong}", "MUSTER_HOSTS")

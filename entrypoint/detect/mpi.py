@@ -170,7 +170,7 @@ def prrte_task(env: Environment, job: Job) -> None:
 
     # Left over as in a job that such a process submitted.
     is_left_over = env.is_live and not any(re.match(r"prte(d|run)?$", name) for name in traces.ancestors())
-    read = Reader(env, f"prterun --personality ompi, which gives it, as mpirun does; or {job.launch}")
+    read = Reader(env, f"prterun --personality ompi, which sets the number, as mpirun does; or {job.launch}")
     wrong = "prterun started this process, and does not give it the number of processes"
     read.agree(is_left_over, wrong, "PMIX_NAMESPACE", "PMIX_RANK")
 

@@ -150,7 +150,7 @@ def _task_without_launcher(env: Environment, options: LaunchOptions, job: Job, *
         notes = (f"this uses 1 of the job's {job.num_nodes} nodes",)
     else:
         _check_one_node(env, job, is_one_node=is_one_node)
-    notes += _check_nnodes(options, 1, job.sources["num_nodes"], counts_nodes=job is not NO_SCHEDULER)
+    notes += _check_nnodes(options, 1, job.sources["num_nodes"], is_known=job is not NO_SCHEDULER)
     return Task.one_a_node("local", 0, 1, hosts, sources, notes)
 
 
@@ -254,7 +254,7 @@ def _check_one_node(env: Environment, job: Job, *, is_one_node: bool) -> None:
             return
         problem = job.problem
         raise MusterError(
-            f"how many nodes this job of {job.scheduler} has is unknown{f': {problem.wrong}' if problem else ''}",
+            f"the number of nodes of this {job.scheduler} job is unknown{f': {problem.wrong}' if problem else ''}",
             seen=problem.seen if problem else job.sources["num_nodes"],
             fix=f"{problem.fix if problem else job.launch}; or, if it is but one node, --nnodes 1",
         )
@@ -303,12 +303,12 @@ def _check_traces(env: Environment, options: LaunchOptions, task: Task | None) -
     )
 
 
-def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, counts_nodes: bool = True) -> tuple[str, ...]:
-    """Refuses a --nnodes other than `num_nodes`; counted nodes (`counts_nodes`) may be fewer than MAX of MIN:MAX."""
+def _check_nnodes(options: LaunchOptions, num_nodes: int, source: str, *, is_known: bool = True) -> tuple[str, ...]:
+    """Refuses a --nnodes other than `num_nodes`; counted nodes (`is_known`) may be fewer than MAX of MIN:MAX."""
     low, high = options.min_nodes, options.num_nodes
     if high in (None, num_nodes):
         return ()
-    if counts_nodes and low is not None and low <= num_nodes < high:
+    if is_known and low is not None and low <= num_nodes < high:
         return (f"--nnodes={options.nnodes} is used as {low}:{num_nodes}, as this launch has no more nodes",)
     by_hand = f"; or by hand, on each node: --nnodes {options.nnodes} --node-rank I --master-addr HOST"
     raise MusterError(

@@ -97,7 +97,7 @@ def _check(
         from muster.entrypoint.fabric import launch
 
         need = Need(_num_nodes(nodes), True, fabric, is_proved=False)
-        found = launch.for_need(need, env, _site(site), launch.Roots(root))
+        found = launch.for_need(need, env, _site(site), launch.Mounts(root))
         env.update(found.variables)
         for note in found.notes:
             print(f"muster: {one_line(note)}", file=sys.stderr)

@@ -433,7 +433,7 @@ def loader_cache(root: HostRoot) -> dict[str, list[str]]:
                 if entry and "hwcap" not in entry[2]:
                     found.setdefault(entry[1], []).append(entry[3])
     if not found:
-        root.note(f"ldconfig finds no library in the host's {CACHE}: only its loader's own folders are looked at")
+        root.note(f"ldconfig finds no library in the host's {CACHE}: only its loader's own folders are searched")
     return found
 
 

@@ -32,7 +32,7 @@ ANYWAY = "over TCP, at a fraction of the speed: --fabric tcp"
 
 
 @dataclass(frozen=True)
-class Roots:
+class Mounts:
     """The folders that are searched: the host's root, libraries that were bound, and this container's own root."""
 
     host: Path = HOST_ROOT
@@ -40,7 +40,7 @@ class Roots:
     own: Path = Path("/")
 
 
-ROOTS = Roots()
+MOUNTS = Mounts()
 
 
 def inject(
@@ -50,7 +50,7 @@ def inject(
     program: Program,
     variables: Mapping[str, str],
     site: "Site | None" = None,
-    roots: Roots = ROOTS,
+    mounts: Mounts = MOUNTS,
 ) -> Additions:
     """The additions by which NCCL uses this node's fabric in `program`; none for a recorded environment.
 
@@ -67,13 +67,13 @@ def inject(
         return Additions({LaunchVariable.FABRIC_FOUND: OFF})
     uses_nccl = bool(allocation.gpus_seen) and not (program.is_ours and "--device=cpu" in program.words)
     need = Need(allocation.num_nodes, uses_nccl, options.fabric, options.interface, options.dry_run)
-    return for_need(need, {**env, **variables}, site, roots)
+    return for_need(need, {**env, **variables}, site, mounts)
 
 
-def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, roots: Roots = ROOTS) -> Additions:
+def for_need(need: Need, env: Mapping[str, str], site: "Site | None" = None, mounts: Mounts = MOUNTS) -> Additions:
     """The additions of `inject`, for a launch of which only `need` is known."""
     try:
-        return _added(need, env, site, roots)
+        return _added(need, env, site, mounts)
     except MusterError as error:
         if need.is_strict:
             raise
@@ -86,17 +86,17 @@ def is_host(root: Path) -> bool:
     return os.path.isdir(root / "etc") or os.path.isdir(root / "usr")
 
 
-def _added(need: Need, env: Mapping[str, str], site: "Site | None", roots: Roots) -> Additions:
+def _added(need: Need, env: Mapping[str, str], site: "Site | None", mounts: Mounts) -> Additions:
     """The additions for the libraries of the host's root, or of `muster fabric binds`, or else of the image alone."""
-    has_host = is_host(roots.host)
-    bound = [] if has_host else sorted(roots.bound.glob("*"))
+    has_host = is_host(mounts.host)
+    bound = [] if has_host else sorted(mounts.bound.glob("*"))
     if not (has_host or bound or need.is_strict):
         return Additions()
     from muster.entrypoint.fabric import proof, stage
     from muster.entrypoint.sites import profiles
     from muster.entrypoint.sites.schema import Context
 
-    finding = _find(need, roots)
+    finding = _find(need, mounts)
     if finding.fabric == TCP and need.wanted == AUTO and not bound:
         # NCCL is left to itself, as it may know a network that no profile does.
         return Additions({}, (one_line(f"fabric: none: {finding.why}"),) if need.spans_nodes else ())
@@ -111,11 +111,11 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", roots: Roots
         seen = "; ".join(each.seen for each in plan.refusals[:4])
         raise MusterError(first.wrong + more, seen=seen, fix=f"{first.fix}; or {ANYWAY}")
     if not plan.injected:
-        return _additions(plan, stage.settings(plan, env, need), _image_alone(need, plan, profile, env, roots))
-    folder = roots.bound
+        return _additions(plan, stage.settings(plan, env, need), _image_alone(need, plan, profile, env, mounts))
+    folder = mounts.bound
     if has_host:
         if need.spans_nodes and need.is_proved:
-            _check_devices(finding, profile, roots)
+            _check_devices(finding, profile, mounts)
         folder = stage.link(plan, env, is_dry=need.is_dry)
     settings = stage.settings(plan, env, need, folder)
     # The plugin first: its error is the one that the user has to know.
@@ -123,23 +123,23 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", roots: Roots
     if need.is_proved and not need.is_dry:
         proof.prove(folder, names, proof.Image.here({**env, **settings.variables}))
     shown = ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
-    return _additions(plan, settings, f"{shown} from {'the host' if has_host else roots.bound}")
+    return _additions(plan, settings, f"{shown} from {'the host' if has_host else mounts.bound}")
 
 
-def _find(need: Need, roots: Roots) -> "Finding":
+def _find(need: Need, mounts: Mounts) -> "Finding":
     """The host's finding with this container's interfaces; this container's own where the mount shows no fabric."""
     from muster.entrypoint.fabric.find import find
 
-    own = find(roots.own, need.wanted)
-    if not is_host(roots.host):
+    own = find(mounts.own, need.wanted)
+    if not is_host(mounts.host):
         return own
-    finding = find(roots.host, need.wanted)
+    finding = find(mounts.host, need.wanted)
     if finding.fabric == TCP and need.wanted == AUTO:
-        return replace(own, root=roots.host, notes=finding.notes)
+        return replace(own, root=mounts.host, notes=finding.notes)
     return replace(finding, interfaces=own.interfaces)
 
 
-def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping[str, str], roots: Roots) -> str:
+def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping[str, str], mounts: Mounts) -> str:
     """The text of the note for a launch that uses no library of the host.
 
     Raises:
@@ -153,12 +153,12 @@ def _image_alone(need: Need, plan: "FabricPlan", profile: "Fabric", env: Mapping
         if not {"NCCL_NET", "NCCL_NET_PLUGIN"} & set(env):
             raise MusterError(
                 f"this is {profile.title}: without the host's libraries for it, NCCL would silently use TCP",
-                seen=f"{plan.finding.why}; nothing at {roots.host} or {roots.bound}",
+                seen=f"{plan.finding.why}; nothing at {mounts.host} or {mounts.bound}",
                 fix=f"{MOUNT}; or {ANYWAY}",
             )
     # NCCL itself knows verbs.
     elif need.spans_nodes and need.is_proved and env.get("NCCL_NET", plan.net) == plan.net:
-        _check_devices(plan.finding, profile, roots)
+        _check_devices(plan.finding, profile, mounts)
         if problem := proof.problem(["libibverbs.so.1"], env):
             raise MusterError(
                 "there is InfiniBand or RoCE, but no library for it in this image",
@@ -182,12 +182,12 @@ def _additions(plan: "FabricPlan", settings: Additions, what: str) -> Additions:
     return Additions({**settings.variables, LaunchVariable.FABRIC_FOUND: plan.finding.fabric}, notes)
 
 
-def _check_devices(finding: "Finding", profile: "Fabric", roots: Roots) -> None:
+def _check_devices(finding: "Finding", profile: "Fabric", mounts: Mounts) -> None:
     """Raises MusterError where the fabric has device files, and none of them is in this container."""
     from muster.entrypoint.fabric.find import HostRoot, values
 
     patterns = [pattern for pattern in values(profile.devices.recognise) if pattern.startswith("/dev/")]
-    if patterns and not any(map(HostRoot(roots.own).glob, patterns)):
+    if patterns and not any(map(HostRoot(mounts.own).glob, patterns)):
         # A folder is passed as a whole; files by name, as docker knows no patterns.
         files = [device.name for device in finding.nccl_devices if device.kind == "slingshot"]
         words = " ".join(f"--device /dev/{name}" for name in files)

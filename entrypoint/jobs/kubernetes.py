@@ -94,7 +94,7 @@ def _check(kind: str, wanted: Wanted, image: str) -> None:
     added = f"{_NUMBERED[kind]}{wanted.nodes - 1}" + ("" if kind == "pytorchjob" else "-abcde")
     most = _MAX_LABEL - len(added)
     if not _LABEL.fullmatch(wanted.name) or len(wanted.name) > most:
-        wrong = f"a job's name has small letters, digits and hyphens, a letter first, at most {most} characters"
+        wrong = f"a job's name has lower-case letters, digits and hyphens, a letter first, at most {most} characters"
         raise MusterError(wrong, seen=f"--name {wanted.name}", fix="--name my-training")
 
 

@@ -36,7 +36,7 @@ QUEUE_OPTIONS: Mapping[str, tuple[str, str]] = {
 }
 """The schedulers' own options for `--account` and `--partition`, as regular expressions."""
 ENGINES = ("apptainer", "singularity", "podman-hpc")
-PREFIXES = ("CUDA_", "FI_", "GLOO_", "HF_", "MASTER_", "MUSTER_", "NCCL_", "OMP_", "PMI", "SLURM_", "TORCH", "TRITON_")
+PASSED_ON = ("CUDA_", "FI_", "GLOO_", "HF_", "MASTER_", "MUSTER_", "NCCL_", "OMP_", "PMI", "SLURM_", "TORCH", "TRITON_")
 """Prefixes of the variables that a container of podman-hpc is given."""
 MAX_HEADER_LINES, MAX_COLUMNS = 4, 110
 """The most lines of comments at the top of a script, without those on how to submit it; the most columns of a line."""
@@ -217,7 +217,7 @@ def context(name: str, site: Site, wanted: Wanted, file: str) -> dict[str, Any]:
             directives = [re.sub(rf"^({options})[ =]*\S+\s*", "", line) for line in directives]
     gpu_line = value_of(site.launch.gpus, here)
     if wanted.gpus and site.scheduler == "grid_engine" and gpu_line is None:
-        fix = "in the profile: [launch] gpus, as in -l gpu={gpus}; or give them to qsub"
+        fix = "in the profile: [launch] gpus, as in -l gpu={gpus}; or ask qsub for the GPUs"
         raise MusterError("each Grid Engine site has its own name for GPUs", seen=f"--gpus={wanted.gpus}", fix=fix)
     module_words = [line.split() for line in value_of(site.modules, here) or ()]
     module_words += [["load", module] for module in value_of(site.container.modules, here) or ()]
@@ -323,7 +323,7 @@ def start(name: str, site: Site, wanted: Wanted, here: Context, gpus: int | None
         words = [command, "run", "--rm", "--network=host", "--ipc=host", '--volume "$PWD:$PWD"', '--workdir "$PWD"']
         words += [*options, '--env "MUSTER_FABRIC=${MUSTER_FABRIC:-off}"']
         needed = quoting.variables_in(" ".join((*folders, *resolve(site.caches, here).values())))
-        words += [f"--env {show.word(each)}" for each in (*(f"{prefix}*" for prefix in PREFIXES), *sorted(needed))]
+        words += [f"--env {show.word(each)}" for each in (*(f"{prefix}*" for prefix in PASSED_ON), *sorted(needed))]
         outside_and_inside = {folder: folder if ":" in folder else f"{folder}:{folder}" for folder in folders}
         words += [_if_set(each, "--volume", quoting.expanded(both)) for each, both in outside_and_inside.items()]
         words += [f"--volume {show.word(f'{own}:{own}:ro')}"] if own else []

@@ -351,7 +351,7 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
     asks_mpi = re.search(r"^\s*(from|import) mpi4py\b", text, re.MULTILINE)
     if is_agent and num_ranks > 1 and asks_mpi and find_spec("mpi4py"):
         notes.append(
-            f"{name} may take its rank from MPI, to which each of this node's {num_ranks} ranks is a world of its own: "
+            f"{name} may take its rank from MPI, for which each of this node's {num_ranks} ranks runs alone: "
             f"let it read RANK and WORLD_SIZE, or start a task for each rank: mpirun -np NUMBER muster run {name}"
         )
     if num_ranks > 1 and re.search(r"\b(mp|multiprocessing)\.(spawn|start_processes)\(", text):
@@ -360,10 +360,10 @@ def _notes_on_script(program: Program, allocation: Allocation, env: Environment)
     for word in program.words[1:]:
         found = re.match(r"--((nproc.per|nnodes|node.rank|master.addr|master.port|rdzv|standalone)[\w-]*)", word)
         if found and not re.search(re.sub("[-_]", "[-_]", found[1]), text):
-            notes.append(f"{name} gets {found[0]}, which stands after it; muster run's options stand before the script")
+            notes.append(f"{name} gets {found[0]}, given after it; options of muster run come before the script")
     # DeepSpeed's scripts have the option too, but DeepSpeed reads the variable.
     if (found := re.search(r"--local[_-]rank\b", text)) and not re.search("LOCAL_RANK|deepspeed", text):
-        notes.append(f"{name} takes {found[0]}, which no rank is given: let it read LOCAL_RANK, as under torchrun")
+        notes.append(f"{name} takes {found[0]}, which no rank gets: let it read LOCAL_RANK, as under torchrun")
     # It is the same under torchrun. Source: https://github.com/huggingface/accelerate (src/accelerate/state.py)
     on_cpus = allocation.world_size > 1 and not allocation.gpus_seen and "ACCELERATE_USE_CPU" not in env
     is_told = "cpu=True" in text or any(re.match("--(use[-_])?cpu(=|$)", word) for word in program.words[1:])

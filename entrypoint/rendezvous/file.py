@@ -306,7 +306,7 @@ def _conflict(peers: Peers, what: str) -> MusterError:
 
 def _too_late(peers: Peers, wrong: str) -> MusterError:
     fixes = [peers.hint] if peers.hint else []
-    fixes += ["check that all hosts started it, in the same folder", "for a slow start: --rdzv-timeout SECONDS"]
+    fixes += ["check that all hosts started the command in the same folder", "for a slow start: --rdzv-timeout SECONDS"]
     seen = f"{peers.path} on {socket.gethostname()}"
     return MusterError(wrong, seen=seen, fix="; ".join(fixes), code=ExitCode.FAILED)
 

@@ -46,7 +46,7 @@ def site(
         else:
             known = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
             print(f"there is no profile of this site ({one_line(', '.join(known))}): everything is found at the start.")
-            print("muster site list shows all profiles; docs/sites.md tells how to write one.")
+            print("muster site list shows all profiles; docs/sites.md explains how to write one.")
 
 
 def _print_json(value: Any) -> None:

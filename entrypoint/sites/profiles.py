@@ -35,7 +35,7 @@ class BadProfile(MusterError):
         super().__init__(
             "the profile can't be used",
             seen=f"{path}: {'; '.join(problems)}",
-            fix=f"correct {path.name}; docs/sites.md tells what each key means, and muster site FILE checks it again",
+            fix=f"correct {path.name}; docs/sites.md explains each key, and muster site FILE checks it again",
         )
         self.problems = problems
 
@@ -104,7 +104,7 @@ def _load(path: Path, shape: type[P], fabrics: tuple[str, ...] = ()) -> P:
         profile = msgspec.convert(tables, shape)
         head = tomllib.loads(recognise.head(text))
     except FileNotFoundError:
-        fix = "a file that is there, or the name of a profile: muster site list"
+        fix = "a file that exists, or the name of a profile: muster site list"
         raise MusterError("there is no such profile", seen=str(path), fix=fix) from None
     except msgspec.ValidationError as reason:
         problem = str(reason)

@@ -48,7 +48,7 @@ class Recognised:
 def here(env: Environment, options: LaunchOptions, folder: Path = SITES) -> Recognised | None:
     """The site that the user named, or to which `env` belongs; None where no profile matches, or with --site off.
 
-    The choice of the fabric uses `extends`, `libraries` and `variables` of its `.site`.
+    The settings of the fabric use `libraries` and `variables` of its `.site`.
 
     Raises:
         MusterError: there is no such profile, one can't be read or used, or two match equally well.

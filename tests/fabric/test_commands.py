@@ -25,8 +25,8 @@ import functools, sys
 from pathlib import Path
 from muster.entrypoint import cli
 from muster.entrypoint.fabric import launch
-roots = launch.Roots(Path({host!r}), Path({nothing!r}), Path({nothing!r}))
-launch.inject = functools.partial(launch.inject, roots=roots)
+mounts = launch.Mounts(Path({host!r}), Path({nothing!r}), Path({nothing!r}))
+launch.inject = functools.partial(launch.inject, mounts=mounts)
 sys.argv = {argv!r}
 getattr(cli, sys.argv[0])()
 """

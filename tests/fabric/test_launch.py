@@ -9,7 +9,7 @@ import pytest
 from muster.entrypoint.detect import resolve
 from muster.entrypoint.environment import Environment
 from muster.entrypoint.fabric import Need, find, launch, stage
-from muster.entrypoint.fabric.launch import Roots
+from muster.entrypoint.fabric.launch import Mounts
 from muster.entrypoint.launch.program import Additions, Program
 from muster.entrypoint.options import LaunchOptions
 from muster.errors import MusterError
@@ -28,12 +28,12 @@ def env(tmp_path: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "tmp"), "LOADED": str(tmp_path / "loaded")}
 
 
-def roots(folder: Path, host: Path | None = None, *, has_device: bool = True) -> Roots:
+def mounts(folder: Path, host: Path | None = None, *, has_device: bool = True) -> Mounts:
     """A container with the host's devices, where `host` is mounted, and with no libraries of a fabric."""
     if host is not None and has_device:
         (folder / "own/dev").mkdir(parents=True, exist_ok=True)
         (folder / "own/dev/cxi0").touch()
-    return Roots(host or folder / "nothing", folder / "bound", folder / "own")
+    return Mounts(host or folder / "nothing", folder / "bound", folder / "own")
 
 
 def verbs(root: Path, state: str = "4: ACTIVE", layer: str = "InfiniBand", *, has_files: bool = True) -> None:
@@ -55,7 +55,7 @@ def with_verbs(folder: Path, env: dict[str, str]) -> dict[str, str]:
 
 
 def test_the_hosts_libraries_are_staged_proved_and_told(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
-    found = launch.for_need(SEVERAL, env, roots=roots(tmp_path, slingshot))
+    found = launch.for_need(SEVERAL, env, mounts=mounts(tmp_path, slingshot))
     assert found.notes[0] == (
         "fabric: slingshot (cxi0): libnccl-net.so, libfabric.so.1, libcxi.so.1 from the host; NCCL_NET=Libfabric"
     )
@@ -72,7 +72,7 @@ def test_more_than_three_are_counted(tmp_path: Path, env: dict[str, str]) -> Non
     others = [nodes.library(folder / f"libother{number}.so.1") for number in range(2)]
     cxi = folder / "libcxi.so.1.5.0"
     nodes.library(cxi, "", *others, soname="libcxi.so.1")
-    found = launch.for_need(ONE, env, roots=roots(tmp_path, root))
+    found = launch.for_need(ONE, env, mounts=mounts(tmp_path, root))
     assert "libnccl-net.so, libfabric.so.1 and 3 more from the host" in found.notes[0]
 
 
@@ -80,25 +80,25 @@ def test_more_than_three_are_counted(tmp_path: Path, env: dict[str, str]) -> Non
 def test_nccl_is_not_held_to_it_where_it_does_not_cross(
     tmp_path: Path, env: dict[str, str], slingshot: Path, need: Need
 ) -> None:
-    found = launch.for_need(need, env, roots=roots(tmp_path, slingshot))
+    found = launch.for_need(need, env, mounts=mounts(tmp_path, slingshot))
     assert "NCCL_NET" not in found.variables
     assert found.variables["NCCL_NET_PLUGIN"]
 
 
 def test_what_the_driver_needs_stays_first(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
     compat = {**env, "LD_LIBRARY_PATH": "/usr/local/cuda/compat:/.singularity.d/libs"}
-    found = launch.for_need(SEVERAL, compat, roots=roots(tmp_path, slingshot))
+    found = launch.for_need(SEVERAL, compat, mounts=mounts(tmp_path, slingshot))
     first, second, ours = found.variables["LD_LIBRARY_PATH"].split(":")
     assert (first, second) == ("/usr/local/cuda/compat", "/.singularity.d/libs")
     assert ours.startswith(env["TMPDIR"])
 
 
 def test_a_dry_run_makes_and_opens_nothing(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
-    real = launch.for_need(SEVERAL, env, roots=roots(tmp_path, slingshot))
+    real = launch.for_need(SEVERAL, env, mounts=mounts(tmp_path, slingshot))
     Path(env["LOADED"]).unlink()
     (tmp_path / "other").mkdir()
     other = {**env, "TMPDIR": str(tmp_path / "other")}
-    dry = launch.for_need(replace(SEVERAL, is_dry=True), other, roots=roots(tmp_path, slingshot))
+    dry = launch.for_need(replace(SEVERAL, is_dry=True), other, mounts=mounts(tmp_path, slingshot))
     assert os.listdir(tmp_path / "other") == []
     assert not Path(env["LOADED"]).exists()
     assert set(dry.variables) == set(real.variables)
@@ -140,7 +140,7 @@ def test_what_does_not_fit_is_refused_where_it_matters(
 ) -> None:
     root: Path = request.getfixturevalue(kind)
     with pytest.raises(MusterError) as refused:
-        launch.for_need(need, env, roots=roots(tmp_path, root))
+        launch.for_need(need, env, mounts=mounts(tmp_path, root))
     assert seen in refused.value.seen
     assert "--fabric tcp" in refused.value.fix
     assert refused.value.code == 2
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused_where_it_matters(
 def test_and_is_a_note_elsewhere(
     request: pytest.FixtureRequest, tmp_path: Path, env: dict[str, str], need: Need, kind: str
 ) -> None:
-    found = launch.for_need(need, env, roots=roots(tmp_path, request.getfixturevalue(kind)))
+    found = launch.for_need(need, env, mounts=mounts(tmp_path, request.getfixturevalue(kind)))
     assert found.variables == {}
     assert len(found.notes) == 1
     assert found.notes[0].startswith("fabric: no library of the host is used: ")
@@ -162,17 +162,17 @@ def test_without_a_host_one_node_is_not_looked_at(
 ) -> None:
     monkeypatch.setattr(find, "find", lambda *_: pytest.fail("it was looked at"))
     for need in (ONE, ON_CPU):
-        assert launch.for_need(need, env, roots=roots(tmp_path)) == Additions()
+        assert launch.for_need(need, env, mounts=mounts(tmp_path)) == Additions()
 
 
 def test_slingshot_without_its_libraries_is_refused(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "own/dev").mkdir(parents=True)
     (tmp_path / "own/dev/cxi0").touch()
     with pytest.raises(MusterError, match="silently use TCP") as refused:
-        launch.for_need(SEVERAL, env, roots=roots(tmp_path))
+        launch.for_need(SEVERAL, env, mounts=mounts(tmp_path))
     assert "--bind /:/host:ro" in refused.value.fix
     assert "--fabric tcp" in refused.value.fix
-    own = launch.for_need(SEVERAL, {**env, "NCCL_NET_PLUGIN": "/opt/mine.so"}, roots=roots(tmp_path))
+    own = launch.for_need(SEVERAL, {**env, "NCCL_NET_PLUGIN": "/opt/mine.so"}, mounts=mounts(tmp_path))
     assert "NCCL_NET_PLUGIN" not in own.variables
     assert own.variables[FOUND] == "slingshot"
 
@@ -180,7 +180,7 @@ def test_slingshot_without_its_libraries_is_refused(tmp_path: Path, env: dict[st
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
 def test_the_images_own_verbs_are_held_to(tmp_path: Path, env: dict[str, str], layer: str) -> None:
     verbs(tmp_path / "own", layer=layer)
-    found = launch.for_need(SEVERAL, with_verbs(tmp_path, env), roots=roots(tmp_path))
+    found = launch.for_need(SEVERAL, with_verbs(tmp_path, env), mounts=mounts(tmp_path))
     assert found.variables == {"NCCL_NET": "IB", FOUND: "infiniband"}
     assert found.notes == ("fabric: infiniband (mlx5_0): the image's own libraries; NCCL_NET=IB",)
 
@@ -188,10 +188,10 @@ def test_the_images_own_verbs_are_held_to(tmp_path: Path, env: dict[str, str], l
 def test_verbs_without_device_files_are_refused(tmp_path: Path, env: dict[str, str]) -> None:
     verbs(tmp_path / "own", has_files=False)
     with pytest.raises(MusterError, match="device files") as refused:
-        launch.for_need(SEVERAL, with_verbs(tmp_path, env), roots=roots(tmp_path))
+        launch.for_need(SEVERAL, with_verbs(tmp_path, env), mounts=mounts(tmp_path))
     assert "--device /dev/infiniband" in refused.value.fix
     theirs = {**with_verbs(tmp_path, env), "NCCL_NET": "Socket"}
-    found = launch.for_need(SEVERAL, theirs, roots=roots(tmp_path))
+    found = launch.for_need(SEVERAL, theirs, mounts=mounts(tmp_path))
     assert "NCCL_NET=Socket is yours: it was kept" in found.notes
 
 
@@ -199,13 +199,13 @@ def test_verbs_that_do_not_open_are_refused(tmp_path: Path, env: dict[str, str])
     verbs(tmp_path / "own")
     (tmp_path / "libibverbs.so.1").write_text("no library" * 100)
     with pytest.raises(MusterError, match="no library for it") as refused:
-        launch.for_need(SEVERAL, {**env, "LD_LIBRARY_PATH": str(tmp_path)}, roots=roots(tmp_path))
+        launch.for_need(SEVERAL, {**env, "LD_LIBRARY_PATH": str(tmp_path)}, mounts=mounts(tmp_path))
     assert "invalid ELF header" in refused.value.seen
 
 
 def test_a_port_that_is_down_is_no_fabric(tmp_path: Path, env: dict[str, str]) -> None:
     verbs(tmp_path / "own", state="1: DOWN")
-    found = launch.for_need(SEVERAL, env, roots=roots(tmp_path))
+    found = launch.for_need(SEVERAL, env, mounts=mounts(tmp_path))
     assert found == Additions({}, ("fabric: none: no device of a fabric; mlx5_0 is DOWN",))
 
 
@@ -213,36 +213,36 @@ def test_a_mount_without_the_hosts_devices_is_made_up_for(tmp_path: Path, env: d
     """docker's --mount bind-recursive=disabled shows an empty /host/sys and /host/dev."""
     root = nodes.host(tmp_path / "host")
     (root / "dev/cxi0").unlink()
-    found = launch.for_need(SEVERAL, env, roots=roots(tmp_path, root))
+    found = launch.for_need(SEVERAL, env, mounts=mounts(tmp_path, root))
     assert found.notes[0].startswith("fabric: slingshot (cxi0): libnccl-net.so")
 
 
 def test_interfaces_are_the_containers_own(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
-    here = roots(tmp_path, slingshot)
-    assert launch.for_need(SEVERAL, env, roots=here).variables["NCCL_SOCKET_IFNAME"] == "hsn"
+    here = mounts(tmp_path, slingshot)
+    assert launch.for_need(SEVERAL, env, mounts=here).variables["NCCL_SOCKET_IFNAME"] == "hsn"
     (tmp_path / "own/sys/class/net/eth0").mkdir(parents=True)
-    assert "NCCL_SOCKET_IFNAME" not in launch.for_need(SEVERAL, env, roots=here).variables
+    assert "NCCL_SOCKET_IFNAME" not in launch.for_need(SEVERAL, env, mounts=here).variables
     (tmp_path / "own/sys/class/net/hsn0").mkdir()
-    assert launch.for_need(SEVERAL, env, roots=here).variables["NCCL_SOCKET_IFNAME"] == "hsn"
+    assert launch.for_need(SEVERAL, env, mounts=here).variables["NCCL_SOCKET_IFNAME"] == "hsn"
 
 
 def test_device_files_that_are_not_passed_are_named(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
-    here = replace(roots(tmp_path, slingshot), own=tmp_path / "nothing")
+    here = replace(mounts(tmp_path, slingshot), own=tmp_path / "nothing")
     with pytest.raises(MusterError, match="device files") as refused:
-        launch.for_need(SEVERAL, env, roots=here)
+        launch.for_need(SEVERAL, env, mounts=here)
     assert "--device /dev/cxi0" in refused.value.fix
-    assert launch.for_need(ONE, env, roots=here).variables["NCCL_NET_PLUGIN"]
+    assert launch.for_need(ONE, env, mounts=here).variables["NCCL_NET_PLUGIN"]
 
 
 def test_tcp_is_what_one_may_ask_for(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
     for host in (None, slingshot):
-        found = launch.for_need(replace(SEVERAL, wanted="tcp"), env, roots=roots(tmp_path, host))
+        found = launch.for_need(replace(SEVERAL, wanted="tcp"), env, mounts=mounts(tmp_path, host))
         assert found.variables == {"NCCL_NET": "Socket", FOUND: "tcp"}
 
 
 def test_a_fabric_that_does_not_exist_names_those_that_do(tmp_path: Path, env: dict[str, str]) -> None:
     with pytest.raises(MusterError) as refused:
-        launch.for_need(replace(ONE, wanted="slingshoot"), env, roots=roots(tmp_path))
+        launch.for_need(replace(ONE, wanted="slingshoot"), env, mounts=mounts(tmp_path))
     assert "slingshot" in refused.value.fix
 
 
@@ -250,7 +250,7 @@ def test_what_binds_put_there_is_used_without_a_host(tmp_path: Path, env: dict[s
     (tmp_path / "bound").mkdir()
     for name in ("libnccl-net.so", "libfabric.so.1", "libcxi.so.1"):
         (tmp_path / "bound" / name).symlink_to(f"{slingshot}{nodes.FOLDER}/{name}")
-    found = launch.for_need(replace(SEVERAL, wanted="slingshot"), env, roots=roots(tmp_path))
+    found = launch.for_need(replace(SEVERAL, wanted="slingshot"), env, mounts=mounts(tmp_path))
     assert found.variables["NCCL_NET_PLUGIN"] == f"{tmp_path}/bound/libnccl-net.so"
     assert found.variables["NCCL_NET"] == "Libfabric"
     assert found.variables["LD_LIBRARY_PATH"] == f"{tmp_path}/bound"
@@ -265,17 +265,17 @@ def test_a_trainer_on_the_cpu_needs_none(tmp_path: Path, env: dict[str, str], wo
     allocation = resolve.resolve(here, LaunchOptions(nnodes="2", node_rank=0, nproc_per_node="1"), ["train", "ddp"])
     program = Program("module", ("train", "ddp", *words), is_ours=True)
     live = replace(here, is_live=True)
-    assert launch.inject(allocation, here, LaunchOptions(), program, {}, None, roots(tmp_path)) == Additions()
-    off = launch.inject(allocation, live, LaunchOptions(fabric="off"), program, {}, None, roots(tmp_path))
+    assert launch.inject(allocation, here, LaunchOptions(), program, {}, None, mounts(tmp_path)) == Additions()
+    off = launch.inject(allocation, live, LaunchOptions(fabric="off"), program, {}, None, mounts(tmp_path))
     assert off == Additions({FOUND: "off"})
     if words:
-        assert launch.inject(allocation, live, LaunchOptions(), program, {}, None, roots(tmp_path)) == Additions()
+        assert launch.inject(allocation, live, LaunchOptions(), program, {}, None, mounts(tmp_path)) == Additions()
     else:
         with pytest.raises(MusterError, match="Slingshot"):
-            launch.inject(allocation, live, LaunchOptions(), program, {}, None, roots(tmp_path))
+            launch.inject(allocation, live, LaunchOptions(), program, {}, None, mounts(tmp_path))
 
 
 def test_the_loader_is_not_asked_for_tcp(tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "host/etc").mkdir(parents=True)
     monkeypatch.setattr(stage, "make_plan", lambda *_: pytest.fail("it was planned"))
-    assert launch.for_need(ONE, env, roots=roots(tmp_path, tmp_path / "host", has_device=False)) == Additions()
+    assert launch.for_need(ONE, env, mounts=mounts(tmp_path, tmp_path / "host", has_device=False)) == Additions()

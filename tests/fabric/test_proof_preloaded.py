@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.entrypoint.fabric import Need, launch, proof
-from muster.entrypoint.fabric.launch import Roots
+from muster.entrypoint.fabric.launch import Mounts
 from muster.entrypoint.fabric.proof import Image
 from muster.errors import MusterError
 from tests.fabric import nodes
@@ -44,7 +44,7 @@ def proved(folder: Path, host: Path, torch: Path, monkeypatch: pytest.MonkeyPatc
     (folder / "own/dev").mkdir(parents=True)
     (folder / "own/dev/cxi0").touch()
     env = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "LOADED": str(folder / "loaded")}
-    launch.for_need(Need(2, True), env, roots=Roots(host, folder / "bound", folder / "own"))
+    launch.for_need(Need(2, True), env, mounts=Mounts(host, folder / "bound", folder / "own"))
     return nodes.loaded(folder / "loaded")
 
 

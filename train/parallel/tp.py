@@ -39,7 +39,7 @@ class TensorParallel(fsdp.FSDP):
         size = options.tensor_parallel or world.world_size
         numbers = {
             "processes": world.world_size,
-            "heads of keys": shape.num_kv_heads,
+            "key-value heads": shape.num_kv_heads,
             "columns of a feed-forward layer": shape.hidden,
             "tokens of a sequence": options.seq_len or shape.context,
         }

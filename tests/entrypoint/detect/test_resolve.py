@@ -150,8 +150,8 @@ def test_listed_hosts_without_a_scheduler_are_a_launch_by_hand() -> None:
     ("listed", "wrong"),
     [
         ("alpha:4,beta:4", "alpha:4 is a host with a number of slots"),
-        ("localhost,alpha", "localhost is every host's own name"),
-        ("127.0.0.1 alpha", "127.0.0.1 is every host's own name"),
+        ("localhost,alpha", "localhost is a name of every host"),
+        ("127.0.0.1 alpha", "127.0.0.1 is a name of every host"),
         ("alpha,alpha.example.org", "alpha.example.org is listed with and without domain"),
     ],
 )
@@ -559,7 +559,7 @@ def test_the_masters_pod_of_volcanos_mpi_plugin_is_no_node() -> None:
     workers = "job-worker-0.job,job-worker-1.job"
     first = recording.load(FOLDERS / "documented" / "volcano_workers.job-worker-0.0.env")
     master = changed(replace(first, host="job-master-0"), VC_MASTER_HOSTS="job-master-0.job", MPI_HOST=workers)
-    with pytest.raises(MusterError, match="how many nodes this job of kubernetes has is unknown") as refusal:
+    with pytest.raises(MusterError, match="the number of nodes of this kubernetes job is unknown") as refusal:
         detect(master)
     assert "mpirun --host $MPI_HOST -n PODS " in refusal.value.fix
 
@@ -639,7 +639,7 @@ def test_the_pods_of_ucloud_are_told_their_number_beside_volcanos_index() -> Non
         pod = changed(replace(alone, host=f"j-55512-job-{rank}"), **of_volcano)
         found = detect(changed(pod, **told))
         assert (found.scheduler, found.node_rank, found.num_nodes) == ("kubernetes", rank, num_pods)
-        with pytest.raises(MusterError, match="how many nodes this job of kubernetes has"):
+        with pytest.raises(MusterError, match="the number of nodes of this kubernetes job"):
             detect(pod)
 
 

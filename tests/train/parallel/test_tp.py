@@ -33,7 +33,7 @@ def test_bf16(train, summary_of, tmp_path):
 @pytest.mark.parametrize(
     ("world_size", "options", "wrong", "fix"),
     [
-        (4, {}, "2 heads of keys can't be divided by 4", "--tensor-parallel=2"),
+        (4, {}, "2 key-value heads can't be divided by 4", "--tensor-parallel=2"),
         (4, {"tensor_parallel": 3}, "4 processes can't be divided by 3", "--tensor-parallel=2"),
         (2, {"seq_len": 31}, "31 tokens of a sequence can't be divided by 2", "--tensor-parallel=1"),
         (3, {"model": "gpt-small", "seq_len": 48}, "1024 columns of a feed-forward layer", "--tensor-parallel=1"),
