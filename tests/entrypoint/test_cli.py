@@ -581,7 +581,7 @@ def test_torchruns_options_after_the_script_are_its_own_and_a_line_says_so(comma
     (tmp_path / "spawns.py").write_text("parser.add_argument('--nproc_per_node')\n")
     for script, is_told in (("plain.py", True), ("spawns.py", False)):
         answer = command("muster", "run", "--nproc-per-node=1", script, "--nproc-per-node=4", "--lr=1", cwd=tmp_path)
-        assert ("--nproc-per-node, which stands after it" in answer.stderr) == is_told
+        assert ("--nproc-per-node, given after it" in answer.stderr) == is_told
         assert "--lr" not in answer.stderr
 
 
