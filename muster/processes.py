@@ -19,7 +19,7 @@ def kill_descendants() -> None:
 
 
 def how_ended(exitcode: int) -> str:
-    """How a process ended, in words: by a signal, or with a code."""
+    """The end of a process in words: by a signal, or with a code."""
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"
     try:

@@ -28,7 +28,7 @@ ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a launch meet.
+    """The address and port at which the ranks of a launch meet, and the id by which they know each other.
 
     Attributes:
         master_addr: name or address of node rank 0; on one node the loopback address. None where nothing names it: the

@@ -146,12 +146,12 @@ class World:
 
     @property
     def dp_rank(self) -> int:
-        """Which part of the data this rank trains on, from 0."""
+        """The data-parallel rank, from 0: the number of the part of the data on which this rank trains."""
         return self.rank if self.dp is None else self.dp[0]
 
     @property
     def dp_size(self) -> int:
-        """How many different micro-batches are trained on at a time."""
+        """The data-parallel size: the number of parts of the data, on which different ranks train."""
         return self.world_size if self.dp is None else self.dp[1]
 
     @property

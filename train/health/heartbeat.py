@@ -364,7 +364,7 @@ def where() -> str:
 
 
 def num_collectives(recorded: bytes) -> list[int] | None:
-    """How many collectives of all groups are enqueued, started and completed; None without the flight recorder's data.
+    """Numbers of collectives enqueued, started and completed, of all groups; None without the flight recorder's data.
 
     The number started is 0 on all ranks where NCCL measures no times (TORCH_NCCL_ENABLE_TIMING).
     """

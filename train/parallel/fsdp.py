@@ -69,7 +69,7 @@ class FSDP(Strategy):
 
 
 def storage_device(world: World, options: Options) -> torch.device:
-    """Where a rank's part of the weights stays."""
+    """The device that keeps a rank's part of the weights."""
     return torch.device("cpu") if options.cpu_offload else world.device
 
 

@@ -91,7 +91,7 @@ class Tee(io.TextIOBase):
 
 @dataclass
 class Outputs:
-    """Where this process's lines go besides sys.stderr."""
+    """The destinations of this process's lines besides sys.stderr."""
 
     log: TextIO | None = None
     console: Lines | None = None
@@ -177,7 +177,7 @@ def plain(text: str) -> str:
 
 
 def attempt(environ: Mapping[str, str]) -> str:
-    """Which start of the run this is, counted from 0: the scheduler's count, then torchrun's restarts in it, if any.
+    """The number of this start of the run, from 0: the scheduler's count, then torchrun's restarts in it, if any.
 
     Source: https://docs.pytorch.org/docs/stable/elastic/run.html (TORCHELASTIC_RESTART_COUNT)
     """

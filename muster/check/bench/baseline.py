@@ -142,7 +142,7 @@ def find_slow(rows: Sequence[Row], baseline: Baseline) -> list[Slow]:
 
 
 def _factors(times: Mapping[Key, Sequence[float]]) -> dict[Key, float]:
-    """How many times as long as the slowest of its `times` each row may take."""
+    """The factor by which each row may take longer than the slowest of its `times`."""
     own = {key: max(each) / min(each) for key, each in times.items()}
     common = statistics.median(own.values()) if own else 1.0
     return {key: max(factor, common) for key, factor in own.items()}

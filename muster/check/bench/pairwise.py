@@ -181,7 +181,7 @@ class Link:
     iters: int
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it."""
+        """Waits until all ranks have called it."""
         dist.barrier()
         wait_for_device(self.world)
 

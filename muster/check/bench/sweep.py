@@ -85,7 +85,7 @@ def bandwidth(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a call takes, over all ranks, in seconds.
+    """The time of a call over all ranks, in seconds.
 
     Attributes:
         mean_s: the mean call of the slowest rank.
@@ -263,7 +263,7 @@ def measure(world: World, call: Call, options: BenchOptions) -> list[float]:
 
 
 def wait_for_device(world: World) -> None:
-    """Returns when the device has finished its work; at once on a CPU.
+    """Waits until the device has finished its work; returns at once on a CPU.
 
     Raises:
         RuntimeError: it has not after 90 % of the ranks' time-out, at the end of which the backend ends the process.

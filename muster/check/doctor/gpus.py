@@ -90,7 +90,7 @@ def gather(world: World, options: DoctorOptions) -> Facts:
 
 
 def num_gpus(options: DoctorOptions) -> int:
-    """How many GPUs torch sees, and a training would use."""
+    """The number of GPUs that torch sees, and a training would use."""
     return 0 if options.device == "cpu" else attempt(torch.cuda.device_count) or 0
 
 
@@ -180,7 +180,7 @@ def summary(by_host: Mapping[str, Sequence[Facts]]) -> str:
 
 
 def number_given(ranks: Sequence[Facts]) -> int:
-    """How many GPUs the ranks of a node were given: those that they see, or that the scheduler names."""
+    """The number of GPUs that the ranks of a node were given: those that they see, or that the scheduler names."""
     if sum(rank.gpus is not None for rank in ranks) > 1:
         return len(_given(ranks))
     names = {device for rank in ranks for device in visible_gpus(rank.visible)}

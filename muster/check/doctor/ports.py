@@ -224,7 +224,7 @@ def _others(probes: Sequence[Probe]) -> dict[str, set[str]]:
 
 
 def _wrong_with(node: str, bad: Sequence[Probe]) -> str:
-    """What is wrong with `node`, in words; each probe in `bad` is to or from it."""
+    """The fault of `node`, in words; each probe in `bad` is to or from it."""
     incoming = {probe.source: None for probe in bad if probe.target == node}
     outgoing = {probe.target: None for probe in bad if probe.source == node}
     others = listed(incoming | outgoing)
