@@ -186,7 +186,7 @@ def test_generic_profiles_name_nothing_of_a_site() -> None:
         ("pbs", ("/var/run/palsd ]", "--cpu-bind none")),
         # Without --mem a job gets the default memory, which may be a core's.
         ("slurm", ("#SBATCH --exclusive --mem=0 ",)),
-        *((name, ("CPUs are aarch64", "nobody has built")) for name in ("alps", "isambard-ai", "jupiter")),
+        *((name, ("CPUs are aarch64", "has not been built")) for name in ("alps", "isambard-ai", "jupiter")),
         ("alps", ("documents no apptainer", "--environment=EDF")),
     ],
 )
