@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # `make image`: builds the Containerfile with docker, podman or buildah.
 #   ENGINE=NAME  VARIANT=cuda12  BASE_IMAGE=NAME  TAG=NAME  APT_SOURCES=FILE  image/build.sh [OPTION OF THE ENGINE]...
-# How this machine reaches its package indexes is shown to the build as secrets, and is in no layer.
+# The build gets this machine's settings for package indexes as secrets, so that no layer contains them.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"
 
-# setting NAME: what pip is told by its files and its variables, which win; empty where it is told nothing.
+# setting NAME: prints this setting of pip; environment variables win over files. Prints nothing if it is not set.
 setting() {
     local scope value
     for scope in :env: install global; do
@@ -30,11 +30,11 @@ pip_conf() {
             folder=$(printf '%b' "${place//%/\\x}")
             [[ $name != no-index && -d $folder ]] || continue
             if [ "$engine" = docker ]; then
-                echo "note: docker can't show folders to a build: pip does without $place" >&2
+                echo "note: docker can't mount folders in a build: pip does not use $place" >&2
                 unset "places[index]"
                 continue
             fi
-            # The pages of an index in FOLDER/simple point to files beside that folder.
+            # The pages of an index in FOLDER/simple link to files below FOLDER.
             place=/run/packages/$((${#volumes[@]} / 2))
             if [ "$(basename "$folder")" = simple ]; then
                 volumes+=(--volume "$(dirname "$folder"):$place:ro")
@@ -48,13 +48,13 @@ pip_conf() {
     done
 }
 
-# Prints what of this machine's apt configuration says how to reach a mirror, and how far to trust its dates.
+# Prints those of this machine's apt settings that say how to reach a mirror, and whether to check its dates.
 apt_conf() {
     { apt-config dump 2> /dev/null || true; } | grep -E \
         '^Acquire::(https?::(Proxy|Pipeline-Depth|Verify-(Peer|Host))(::[^ ]+)?|Check-(Valid-Until|Date)|Retries) ".*";$' || true
 }
 
-# Prints the file of certificates that this machine trusts.
+# Prints the path of the file with the certificates that this machine trusts.
 ca_bundle() {
     local file
     for file in "$(setting cert)" "${SSL_CERT_FILE:-}" "${REQUESTS_CA_BUNDLE:-}" \
@@ -74,9 +74,9 @@ case ${VARIANT:-cuda13} in
         tags=(muster:latest "muster:$version")
         ;;
     cuda12)
-        # For drivers from 525 on: torch 2.10.0 is the last on PyPI that was built for CUDA 12.
+        # For driver 525 or newer: torch 2.10.0 is the last on PyPI that was built for CUDA 12.
         [ "$(uname -m)" = x86_64 ] || fail "the variant for CUDA 12 is for x86_64 only: elsewhere its torch has no CUDA" \
-            "VARIANT=cuda12 on $(uname -m)" "make image, which needs a driver of 580 or newer"
+            "VARIANT=cuda12 on $(uname -m)" "make image without VARIANT, which needs driver 580 or newer"
         lock=requirements-cuda12.lock
         base_image=docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04
         tags=(muster:cuda12 "muster:$version-cuda12")
@@ -92,10 +92,10 @@ if ! has_image "$base_image"; then
     echo "Pulling $base_image"
     said=$(timeout --foreground 1800 "$engine" pull --quiet "$base_image" 2>&1) || fail \
         "the base image can't be pulled" "$base_image: $(tail -n 1 <<< "$said")" \
-        "see that the registry can be reached, or make image BASE_IMAGE=NAME: any Debian or Ubuntu will do (docs/image.md)"
+        "check that the registry can be reached, or name another Debian or Ubuntu: make image BASE_IMAGE=NAME (docs/image.md)"
 fi
 
-# Private, and gone after the build.
+# Only this user can read the secrets; they are removed after the build.
 secrets=$(mktemp -d)
 trap 'rm -rf -- "$secrets"' EXIT
 pip_config=$({ python3 -m pip config list || pip config list || "$root/.venv/bin/pip" config list; } 2> /dev/null || true)
@@ -128,13 +128,13 @@ if [ "$engine" = docker ]; then
         [ -z "${!name:-}" ] || words+=(--build-arg "$name")
     done
 else
-    # The recipe is our own: nothing to be kept apart from, and this works inside containers and sandboxes too.
+    # chroot also works inside containers and sandboxes, and isolates enough, because the recipe is our own.
     export BUILDAH_ISOLATION=${BUILDAH_ISOLATION:-chroot}
     words+=(--timestamp "$epoch" --pull=missing --layers "${volumes[@]}")
 fi
 
 echo "Building ${tags[0]} with $engine from $base_image, $lock"
 "$engine" "${words[@]}" "$root" || fail "the image was not built" "$engine build ended with code $?" \
-    "mend what its messages above name, and make image again"
-# buildah keeps its images where podman does, and runs none.
+    "solve the problem that its messages above name, then run make image again"
+# buildah and podman share their images: podman can run what buildah has built.
 printf '\n%s is ready: %s run --rm %s train ddp\n' "${tags[0]}" "${engine/buildah/podman}" "${tags[0]}"

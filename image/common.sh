@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# For build.sh and sif.sh: errors, the container engine, the time of the commit.
+# Shared by build.sh and sif.sh: errors, the container engine, the time of the commit.
 
-# Ctrl-C is not the failure of a program that it ended.
+# Ctrl-C ends the script at once; otherwise the interrupted program would be reported as failed.
 trap 'exit 130' INT
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# fail WRONG SEEN FIX: ends with the three lines of an error and exit code 2.
+# fail WRONG SEEN FIX: prints the three lines of an error, and ends with exit code 2.
 fail() {
     printf 'error: %s\n seen: %s\n  fix: %s\n' "${1//[[:cntrl:]]/?}" "${2//[[:cntrl:]]/?}" "$3" >&2
     exit 2
@@ -21,7 +21,7 @@ find_engine() {
     esac
     for name in ${ENGINE:-docker podman buildah}; do
         command -v "$name" > /dev/null || continue
-        # docker's command may be there without its daemon.
+        # The command docker may be installed while its daemon does not run.
         if timeout 60 "$name" info > /dev/null 2>&1; then
             engine=$name
             return
@@ -36,7 +36,7 @@ has_image() {
     "$engine" inspect --type=image "$1" > /dev/null 2>&1
 }
 
-# The time of the commit, in seconds: that of all that is built from it.
+# Prints the time of the commit, in seconds since 1970: the time of all files that are built from it.
 source_date_epoch() {
     printf '%s\n' "${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2> /dev/null || echo 0)}"
 }

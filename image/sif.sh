@@ -7,7 +7,7 @@ set -euo pipefail
 
 sif=${SIF:-muster.sif}
 folder=$(dirname -- "$sif")
-[ -d "$folder" ] || fail "there is no such folder" "SIF=$sif" "mkdir it, or SIF=OTHER.sif"
+[ -d "$folder" ] || fail "there is no such folder" "SIF=$sif" "create the folder, or set SIF=OTHER.sif"
 
 apptainer=apptainer
 command -v apptainer > /dev/null || apptainer=singularity
@@ -18,11 +18,11 @@ if ! command -v "$apptainer" > /dev/null; then
         said=$("$root/scripts/install-apptainer.sh" "$root/.apptainer" 2>&1) || fail \
             "there is no Apptainer on PATH, and none could be installed for this clone" \
             "$(tail -n 3 <<< "$said" | tr '\n' ' ')" \
-            "https://apptainer.org/docs/admin/latest/installation.html, then make sif again"
+            "install it: https://apptainer.org/docs/admin/latest/installation.html; then run make sif again"
     fi
 fi
 
-# Beside the SIF, as /tmp may be too small.
+# Temporary files lie beside the SIF, because /tmp may be too small.
 scratch=$(mktemp -d -p "$folder" .muster-sif-XXXXXX)
 trap 'rm -rf -- "$scratch"' EXIT
 source=${SOURCE:-}
@@ -35,7 +35,7 @@ if [ -z "$source" ]; then
     esac
     has_image "$image" || fail "$engine has no image of that name" "$image" "make image first"
     echo "Saving $image from $engine"
-    # buildah and podman share their images. Only buildah leaves the layers as they are: packing is in vain here.
+    # buildah and podman share their images. Only buildah leaves the layers uncompressed: compression would waste time.
     if [ "$engine" = docker ]; then
         source=docker-archive:$scratch/image.tar
         docker save --output "$scratch/image.tar" "$image"
@@ -46,22 +46,22 @@ if [ -z "$source" ]; then
         else
             podman save --quiet --format=oci-dir --output "$scratch/oci" "$image"
         fi
-    fi || fail "the image was not saved" "$image by $engine, in $scratch" "see that the disk has room, 6 GB, and make sif again"
+    fi || fail "the image was not saved" "$image by $engine, in $scratch" "free 6 GB on that disk, then run make sif again"
 fi
 
 echo "Building $sif"
 SOURCE_DATE_EPOCH=$(source_date_epoch)
 export SOURCE_DATE_EPOCH APPTAINER_TMPDIR=${APPTAINER_TMPDIR:-$scratch}
-# Root without CAP_SYS_RESOURCE (24), as in a sandbox, could not take it on for apptainer.def's test.
+# Root without CAP_SYS_RESOURCE (24), as in a sandbox, could not acquire it for the %test of apptainer.def.
 capabilities=$(sed -n 's/^CapBnd:\t//p' /proc/self/status)
 if [ "$(id -u)" = 0 ] && (((16#$capabilities >> 24 & 1) == 0)); then
     export APPTAINER_DROP_CAPS=${APPTAINER_DROP_CAPS:-CAP_SYS_RESOURCE}
 fi
 place=${source#*:}
-# zstd at its third level squashes 5.5 GB in 8 s on two cores, gzip in 169 s, to the same size.
+# On two cores zstd at level 3 compresses 5.5 GB in 8 s, and gzip in 169 s, to the same size.
 "$apptainer" --quiet build --force --disable-cache --mksquashfs-args "-comp zstd -Xcompression-level 3" \
     --build-arg "BOOTSTRAP=${source%%:*}" --build-arg "FROM=${place#//}" "$sif" "$root/apptainer.def" ||
-    fail "the SIF was not built" "apptainer build ended with code $?" "mend what its messages above name, and make sif again"
+    fail "the SIF was not built" "apptainer build ended with code $?" "solve the problem named above, then run make sif again"
 
 printf '\n%s is ready, %s: %s exec --nv %s train ddp\n' \
     "$sif" "$(stat --format=%s "$sif" | numfmt --to=si --round=nearest --format=%.2f --suffix=B)" "${apptainer#"$PWD/"}" "$sif"

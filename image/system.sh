@@ -1,12 +1,12 @@
 #!/bin/sh
-# Inside the image's build: installs the distribution's packages that a list names, and leaves nothing of getting them.
+# Runs inside the image build: installs the distribution's packages that LIST names, and removes apt's lists and caches.
 #   system.sh LIST
-# How this machine reaches its package indexes comes as secrets of the build in /run/secrets; each may be missing.
+# The settings for package indexes are secrets of the build, in /run/secrets; each may be missing.
 set -eu
 
 list=$1
 export DEBIAN_FRONTEND=noninteractive
-# They are temporary files, which are removed below.
+# A temporary file, which is removed below.
 export APT_CONFIG=/tmp/apt.conf
 {
     cat /run/secrets/apt.conf 2> /dev/null || true
@@ -14,7 +14,7 @@ export APT_CONFIG=/tmp/apt.conf
         echo 'Acquire::https::CAInfo "/run/secrets/ca.pem";'
     fi
     if [ -s /run/secrets/apt.sources ]; then
-        # apt tells its two forms of sources by the file's name.
+        # apt tells its two formats of sources apart by the file's name.
         sources=/tmp/apt.list
         if grep -q '^Types:' /run/secrets/apt.sources; then
             sources=/tmp/apt.sources
@@ -22,7 +22,7 @@ export APT_CONFIG=/tmp/apt.conf
         cp /run/secrets/apt.sources "$sources"
         echo "Dir::Etc::SourceList \"$sources\"; Dir::Etc::SourceParts \"/dev/null\";"
     fi
-    # Its own user may not read secrets.
+    # apt's own user may not read the secrets.
     echo 'APT::Sandbox::User "root";'
 } > "$APT_CONFIG"
 log=$(mktemp)
@@ -34,11 +34,11 @@ if ! { apt-get -o Acquire::Retries=5 update --quiet && xargs --arg-file="$list" 
 fi
 rm -f "$log" /tmp/apt.*
 
-# What is another in each build, or serves nobody here. Licences stay.
+# Remove files that differ from build to build, and files that nobody needs here. Licences stay.
 rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache \
     /var/log/apt /var/log/*.log /var/lib/dpkg/*-old /run/adduser /usr/share/man/* /usr/share/locale/*
-# Of the compiler, what torch's own compiler does not ask for: optimising at link time, sanitizers, coverage, archives
-# of Python itself.
+# Remove the parts of gcc that torch's own compiler does not need: link-time optimisation, sanitizers, coverage; and the
+# static libraries of Python and C++.
 find /usr/lib /usr/libexec \( -name lto1 -o -name 'lib[atl]san*' -o -name 'libhwasan*' -o -name 'libubsan*' \
     -o -path '*/config-3*/*.a' -o -name 'libpython3*.a' -o -name 'libstdc++*.a' \) -delete
 find /usr/bin \( -name '*lto-dump*' -o -name '*gcov*' -o -name '*gprofng*' -o -name '*gp-display*' -o -name '*-dwp' \
@@ -46,6 +46,6 @@ find /usr/bin \( -name '*lto-dump*' -o -name '*gcov*' -o -name '*gprofng*' -o -n
 find /usr/share/doc -type f ! -name copyright -delete
 find /usr/share/doc -depth -type d -empty -delete
 
-# Compiled by content, as engines change the files' times: else Python would compile its library anew at every start.
+# Compiled with hashes in place of times, which engines change: Python would compile its library again at every start.
 find / -xdev -name __pycache__ -type d -prune -exec rm -rf {} +
 python3 -m compileall -qq -f --invalidation-mode unchecked-hash /usr/lib/python3*

@@ -115,7 +115,7 @@ def test_docker_does_without_folders(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "docker")
     done = machine.run(PIP_FIND_LINKS=str(machine.home / "wheels"))
     assert done.returncode == 0, done.stderr
-    assert "docker can't show folders to a build" in done.stderr
+    assert "docker can't mount folders in a build" in done.stderr
     lines = machine.secret("pip.conf")
     assert "extra-index-url = https://other.example/simple" in lines
     assert not [line for line in lines if "find-links" in line or "/run/packages" in line]
