@@ -13,7 +13,7 @@ CUDA12 := .venv-cuda12
 PYTHON ?=
 # Options: make train ARGS="--epochs 3", make test-all ARGS="--keep FOLDER"
 ARGS ?=
-# Some tests, in place of all: make test TESTS=tests/entrypoint
+# Only some of the tests: make test TESTS=tests/entrypoint
 TESTS ?=
 
 RUNTIME := $(VENV)/.runtime-installed
@@ -25,7 +25,7 @@ help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 .PHONY: train
-train: $(RUNTIME) ## Set up, then train ResNet-18 on whatever this machine has
+train: $(RUNTIME) ## Set up, then train ResNet-18 on this machine's GPUs or CPUs
 	@$(BIN)/train ddp $(ARGS)
 
 .PHONY: test
@@ -37,11 +37,11 @@ else
 endif
 
 .PHONY: test-all
-test-all: $(DEV) ## Those of `make test`, and all others: clusters, faults, image
+test-all: $(DEV) ## All of `make test`, and tests of clusters, faults and image
 	@$(BIN)/python -m tests.lanes all $(ARGS)
 
 .PHONY: test-long
-test-long: $(DEV) ## What takes long: a soak, the image built twice, CUDA 12
+test-long: $(DEV) ## Long tests: a soak test, the image built twice, CUDA 12
 	@$(BIN)/python -m tests.lanes long $(ARGS)
 
 .PHONY: test-setup
@@ -49,7 +49,7 @@ test-setup: ## Install system packages for the tests; no other target does
 	@scripts/install-packages.sh tests/packages.txt tests/clusters/packages.txt tests/image/packages.txt
 
 .PHONY: mutants
-mutants: $(DEV) ## Change the code, and show what `make test` does not notice
+mutants: $(DEV) ## Change the code, and show which changes `make test` misses
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 .PHONY: tour
@@ -69,7 +69,7 @@ check: $(DEV) ## Static checks: style, types, shell scripts, the Containerfile
 	@PATH="$(abspath $(BIN)):$$PATH" find jobs -maxdepth 1 -type f ! -name '*.yaml' -exec shellcheck {} +
 	@$(BIN)/hadolint Containerfile
 
-# The scripts read their options from the environment, where make puts what is given on its command line:
+# The scripts read these variables from the environment, into which make puts the variables of its command line:
 # ENGINE=, VARIANT=cuda12, BASE_IMAGE=, TAG=, APT_SOURCES=
 .PHONY: image
 image: ## Build the container image; VARIANT=cuda12: docs/image.md
@@ -77,7 +77,7 @@ image: ## Build the container image; VARIANT=cuda12: docs/image.md
 
 # ENGINE=, VARIANT=cuda12, IMAGE=, SOURCE=oci:FOLDER, SIF=FILE
 .PHONY: sif
-sif: ## Make muster.sif for Apptainer from that image
+sif: ## Make muster.sif for Apptainer from the image
 	@image/sif.sh
 
 .PHONY: jobs
@@ -98,11 +98,11 @@ bench: $(DEV) ## Run the benchmarks, and add to benchmarks/RESULTS.md
 	@$(BIN)/python benchmarks/preflight.py --record
 
 .PHONY: gpu
-gpu: $(DEV) ## Prove on a GPU what only a GPU can show: ARGS="--help"
+gpu: $(DEV) ## Run the checks that need a GPU; their options: ARGS="--help"
 	@$(BIN)/python benchmarks/gpu/runner.py $(ARGS)
 
 .PHONY: venv
-venv: $(DEV) ## The virtual environment with all tools, and nothing else
+venv: $(DEV) ## Set up the virtual environment with all tools
 
 .PHONY: lock
 lock: ## Resolve the lock files again (needs uv)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Puts Apptainer in a folder of its own, on a Debian whose release has no package of it; nothing else is touched.
+# Installs Apptainer in a folder of its own, on a Debian release that has no package of it; changes nothing else.
 #   scripts/install-apptainer.sh FOLDER
-# It comes from Debian's unstable suite, with the C library that it was built for, by this machine's own way to Debian's
-# packages. The command is FOLDER/bin/apptainer.
+# It comes from Debian's unstable suite, with the C library that it was built for, through this machine's mirror and apt
+# settings. The command is FOLDER/bin/apptainer.
 set -euo pipefail
 
 fail() {
@@ -21,7 +21,7 @@ work=$(mktemp -d)
 trap 'rm -rf -- "$work"' EXIT
 mkdir -p "$work"/{lists/partial,archives/partial,root}
 
-# A list of its own, so that the machine's stays as it is. What this machine says of proxies and certificates holds.
+# Package lists of its own, so that the machine's stay as they are. apt's settings for proxies and certificates apply.
 # shellcheck disable=SC2016
 mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Origin: Debian' 2> /dev/null | grep -v security | sort -u | head -n 1)
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -49,9 +49,9 @@ while IFS= read -r -d '' program; do
         patchelf --set-interpreter "$loader" --force-rpath --set-rpath "$libraries" "$program"
     fi
 done < <(find "$folder/usr/bin" "$libraries/apptainer" -type f -perm -u+x -print0)
-# Moved as a whole, it looks for its settings beside itself: the command in usr/, its starter in usr/lib.
+# As it is not installed in /, Apptainer looks for etc and var beside itself: the command in usr/, the starter in usr/lib.
 ln -s usr/bin "$folder/bin"
-# The names that Debian's alternatives would give them; a SIF is started by the first.
+# The names that Debian's alternatives would make; a SIF that is executed as a program is run by the first.
 ln -s run-singularity.apptainer "$folder/bin/run-singularity"
 ln -s singularity.apptainer "$folder/bin/singularity"
 ln -s ../etc "$folder/usr/etc"
@@ -60,7 +60,7 @@ ln -s ../../etc "$folder/usr/lib/etc"
 ln -s ../../var "$folder/usr/lib/var"
 mkdir -p "$folder/var/lib/apptainer/mnt/session"
 
-# Root without CAP_SYS_RESOURCE (24), as in a sandbox, can't take on all capabilities: Apptainer is told to do without it.
+# Root without CAP_SYS_RESOURCE (24), as in a sandbox, can't acquire all capabilities: Apptainer is set not to ask for it.
 bounding=$(sed -n 's/^CapBnd:\t//p' /proc/self/status)
 if [ "$(id -u)" = 0 ] && (((16#$bounding >> 24 & 1) == 0)); then
     sed -i 's/^root default capabilities = .*/root default capabilities = file/' "$folder/etc/apptainer/apptainer.conf"

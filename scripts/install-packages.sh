@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the given lists name, where this may be done; says what is missing where not.
+# Installs the Debian packages that the given lists name. If it can't, it prints which of them are missing.
 #   scripts/install-packages.sh LIST...
 set -euo pipefail
 
@@ -31,11 +31,11 @@ refuse() {
 command -v apt-get > /dev/null || refuse "This system has no apt-get; these Debian packages are missing"
 become=()
 if [ "$(id -u)" != 0 ]; then
-    sudo -n true 2> /dev/null || refuse "apt-get needs root, and sudo would ask; these packages are missing"
+    sudo -n true 2> /dev/null || refuse "apt-get needs root, and sudo a password; these packages are missing"
     become=(sudo -n)
 fi
 
-# The packages bring daemons; the tests start their own, inside namespaces. None shall run on this machine.
+# The packages' daemons must not run on this machine: the tests start daemons themselves, inside namespaces.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     "${become[@]}" install -m 755 /dev/stdin "$policy" <<< $'#!/bin/sh\nexit 101'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs a lock and this project into a virtual environment; nothing outside of it is touched.
+# Installs the packages of a lock file and this project into a virtual environment; changes nothing outside it.
 #   scripts/install.sh VENV LOCK [PYTHON]
 set -euo pipefail
 
@@ -12,7 +12,7 @@ fail() {
     exit 2
 }
 
-# The interpreter must be one that the lock was made for, and must be able to make a virtual environment.
+# Whether the interpreter has a version for which the lock files were made.
 fits() {
     "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2> /dev/null
 }
@@ -38,16 +38,16 @@ if [ ! -x "$venv/bin/pip" ]; then
     echo "Making the virtual environment $venv with $("$python" --version)"
     if ! said=$("$python" -m venv "$venv" 2>&1); then
         rm -rf "$venv"
-        # Debian's Python explains in many lines; the first sentence is what is wrong.
+        # Debian's Python prints many lines; their first sentence says what is wrong.
         said=$(tr -s '[:space:]' ' ' <<< "$said" | sed 's/ $//; s/\. .*/./' | cut -c 1-200)
         fail "$python can't make a virtual environment" "$said" "sudo apt-get install python3-venv"
     fi
 fi
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
-# To compile all modules takes longer than to install them, and few are ever imported: Python compiles those itself.
+# Compiling all modules takes longer than installing them. Python itself compiles the few that are imported.
 export PIP_NO_COMPILE=1
 echo "Installing $lock (5.5 GB with torch; the first time takes minutes)"
 "$venv/bin/pip" install --quiet --require-hashes --requirement "$lock"
-# `compat` is a plain path file: the finder that is the default would run at every start of the interpreter.
+# `compat` makes a plain .pth file; the default, an import finder, would run at every start of the interpreter.
 "$venv/bin/pip" install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .

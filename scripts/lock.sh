@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves the locks from pyproject.toml, for all supported Pythons and machines at once: names, versions, hashes.
+# Resolves the lock files from pyproject.toml (names, versions, hashes), each for all supported Pythons and machines.
 set -euo pipefail
 
 resolve() {
