@@ -1,4 +1,4 @@
-"""Some small images in a folder, a class a subfolder: python make_images.py FOLDER"""
+"""Makes small images in a folder, with a subfolder for each class: python make_images.py FOLDER"""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""A mistake on purpose: the ranks call different collectives. Without debugging it waits for its timeout.
+"""A deliberate mistake: the ranks call different collectives. Without TORCH_DISTRIBUTED_DEBUG they wait for a timeout.
 
 TORCH_DISTRIBUTED_DEBUG=DETAIL muster run mismatch.py
 """

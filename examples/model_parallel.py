@@ -8,7 +8,7 @@ STEPS = 40
 
 
 def step(rank: int, part: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """The loss of one step, on rank 1; there and back through both parts."""
+    """Forward and backward through both parts; returns the loss on rank 1, and 0 on rank 0."""
     if rank == 0:
         hidden = part(inputs)
         dist.send(hidden.detach(), dst=1)

@@ -1,8 +1,8 @@
-"""Hello from every rank: where it is, and which address and GPU it would use.
+"""A line from every rank: its host, and the address and GPU that it would use.
 
     muster run examples/print_hostinfo.py
 
-It reads what the launch set and needs no torch; where torch finds a GPU, its name is said too.
+It reads the variables that the launcher sets, and needs no torch: `nvidia-smi` gives the GPU's name.
 """
 
 import os
@@ -11,7 +11,7 @@ import subprocess
 
 
 def address_towards(master: str) -> str:
-    """This host's address on the way to `master`; nothing is sent."""
+    """The address from which this host reaches `master`; nothing is sent."""
     family, _, _, _, where = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(where)
@@ -19,7 +19,7 @@ def address_towards(master: str) -> str:
 
 
 def gpu(local_rank: int) -> str:
-    """The name of this rank's GPU, as the driver says it."""
+    """The name of this rank's GPU, as the driver reports it."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20).stdout.splitlines()
     except OSError:
@@ -34,7 +34,7 @@ def main() -> None:
         f"rank {rank} of {world_size} on {socket.gethostname()}, local rank {local_rank}, "
         f"address {address_towards(master)}, {gpu(local_rank)}\n"
     )
-    # In one piece: the lines of all ranks go through one pipe.
+    # One write for the whole line: the ranks share a pipe, and parts of their lines would mix.
     os.write(1, line.encode())
 
 

@@ -1,4 +1,4 @@
-"""One process for all GPUs, by threads: python data_parallel.py"""
+"""One process for all GPUs, with a thread for each: python data_parallel.py"""
 
 import torch
 from torch import nn

@@ -30,7 +30,7 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"loss {loss.item():.2f} after {len(loader)} steps, in {dist.get_world_size()} processes")
     dist.destroy_process_group()
-    # On CPUs a thread of gloo's may still be at work, and would abort an interpreter that ends in the usual way.
+    # On CPUs a thread of gloo may still be running; it would abort an interpreter that exits in the usual way.
     sys.stdout.flush()
     os._exit(0)
 

@@ -29,7 +29,7 @@ def main() -> None:
     held = sum(parameter.to_local().numel() for parameter in model.parameters())
     total = sum(parameter.numel() for parameter in model.parameters())
     os.write(1, f"rank {dist.get_rank()} holds {held:,} of {total:,} parameters\n".encode())
-    # After fully_shard: the optimizer keeps moments for the rank's own share only.
+    # Made after fully_shard, so that the optimizer keeps moments for the rank's own share only.
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     sampler.set_epoch(0)
     for x, y in loader:
