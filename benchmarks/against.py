@@ -1,10 +1,10 @@
-"""This checkout against one of its commits: whole runs of `train ddp`, in turns.
+"""A comparison of this checkout with one of its commits, by whole runs of `train ddp`, in turns.
 
     python benchmarks/against.py COMMIT [--rounds 7] [--record]
 
 Both run with this environment's Python and packages; the commit is unpacked into a temporary folder. Rates are those of
-summary.json. What counts is the ratio within a round, and 1 or more is better everywhere: the rates of this checkout by
-the commit's, the seconds of the commit by this checkout's.
+summary.json. The result is the ratio within a round, and more than 1 always means that this checkout is faster: its
+rates are divided by the commit's, and the commit's seconds by those of this checkout.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from results import ROOT, interleaved, middle, parser, publish, ratios, spread, 
 
 TRAIN = Path(sys.executable).parent / "train"
 EPOCH = "train loss"
-"""Part of what the trainer prints after its last step here."""
+"""Part of the line that the trainer prints after its last step here."""
 
 FIRST_STEP, PROCESSORS = "seconds to the first step", "seconds of processors"
 IMAGES = ("--model=resnet18", "--image-size=64", "--num-classes=10")
@@ -41,7 +41,7 @@ MEASUREMENTS = {
     "gpt-tiny": Measurement(
         arguments=("--model=gpt-tiny", "--batch-size=8", "--max-steps=120"), figures=("tokens_per_second",)
     ),
-    # A checkpoint about every other second, written behind the steps.
+    # A checkpoint about every two seconds, written while the steps go on.
     "resnet18, 64 px, saving": Measurement(
         arguments=(*IMAGES, "--max-steps=60", "--save-every=0.03"), figures=("images_per_second",)
     ),

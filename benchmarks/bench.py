@@ -1,7 +1,7 @@
-"""Whether `muster bench` measures what a loop measures that is written by hand: bus bandwidths over one gloo group.
+"""Bus bandwidths over one gloo group: those of `muster bench` compared with those of a loop written by hand.
 
-Two ranks on this machine call the same collectives in turns of A B, B A: as bench times them, and as one would by
-hand, with the clock before and after a loop. Only figures of the same round are compared.
+Two ranks on this machine call the same collectives, timed in two ways in the order A B, B A: by bench, and by hand,
+with the clock read before and after a loop. Only figures of the same round are compared.
 """
 
 import json
@@ -29,7 +29,7 @@ RANKS = 2
 SIZES = (64 << 10, 1 << 20, 16 << 20)
 BENCH, BY_HAND = "muster bench", "by hand"
 WANTED = 0.05
-"""So far from 1 the middle ratio may be."""
+"""How far the median ratio may be from 1."""
 
 
 def all_reduce(size: int) -> tuple[Callable[[], object], float]:
@@ -86,7 +86,7 @@ def rank_of(rank: int, port: int, rounds: int, iters: int, path: str) -> None:
                 order = list(found) if turn % 2 else list(found)[::-1]
                 for who in order:
                     figure = by_bench(sweep, name, size) if who == BENCH else by_hand(name, size, options)
-                    if turn >= 0:  # the first of each is not counted
+                    if turn >= 0:  # the first turn of each is not counted
                         found[who].append(figure)
             figures.append((name, size, found))
     if world.main:

@@ -1,9 +1,9 @@
-"""What asynchronous checkpoints cost the steps around them: windows of steps with one, against windows without.
+"""The cost of asynchronous checkpoints: windows of steps with a checkpoint compared with windows without one.
 
     python benchmarks/checkpoints.py [--rounds 15] [--record]
 
-At the start of a window a checkpoint of weights and moments begins, as `train ddp` begins one after an epoch: copied
-to host memory while the steps wait, planned, checked and written behind them. When the window ends it is on the disk.
+At the start of a window a checkpoint of weights and moments begins, as in `train ddp` after an epoch: it is copied to
+host memory while the steps wait, then planned, checked and written while they go on. A window ends when it is on disk.
 """
 
 import argparse

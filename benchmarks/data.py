@@ -1,12 +1,12 @@
-"""Whether the data keep up: training on JPEG files against the loader alone and against data that cost nothing.
+"""How fast data are loaded: training on JPEG files compared with the loader alone and with training on synthetic data.
 
     python benchmarks/data.py [--rounds 15] [--record]
 
-Three things, on files made for it (500 x 375 pixels, shades with noise, quality 90): (a) images a second of training on
-them, of the loader alone, and of training on synthetic data, in turns in the same processes; what counts is the first
-against the slower of the others. On one machine's CPU the loader and the model take turns on the same cores, so that
-at best 1/a = 1/b + 1/c. (b) The loader alone on tar shards, against the folder they were packed from. (c) What one core
-decodes, by the CPU time that it takes.
+Three measurements, on files made for them (500 x 375 pixels, shades with noise, quality 90): (a) images per second of
+training on the files, of the loader alone, and of training on synthetic data, in turns in the same processes. The
+result is the first rate divided by the slower of the other two. On CPUs the loader and the model share the cores, so
+that at best 1/files = 1/loader + 1/synthetic. (b) The loader alone on tar shards, compared with the folder from which
+they were packed. (c) Images decoded per second of one core's CPU time.
 """
 
 import argparse

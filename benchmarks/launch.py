@@ -1,7 +1,7 @@
-"""How long a launch takes: from the command to the exec, by the size of the job, and to the first step of training.
+"""The time that a launch takes: from the command to the exec, by the size of the job, and to the first training step.
 
-`muster run --no-python true` becomes `true`: its time is that from the command to the exec. The environment is that of
-a Slurm task on the second node; the list starts with localhost, whose name resolves everywhere.
+`muster run --no-python true` execs `true`, so its duration is the time from the command to the exec. The environment is
+that of a Slurm task on the second node; the node list starts with localhost, a name that resolves everywhere.
 """
 
 import os
@@ -17,10 +17,10 @@ BIN = Path(sys.executable).parent
 SIZES = (2, 100, 10_000)
 OURS, BARE, SCRIPT = "train ddp", "bare torchrun, the same trainer", "bare torchrun, the tutorial's script"
 EPOCH = "train loss"
-"""Part of what the trainer prints after its first step here."""
+"""Part of the line that the trainer prints after its first step here."""
 
 STEP = "first step"
-"""The same of contenders/first_step.py."""
+"""Part of the line that contenders/first_step.py prints after its first step."""
 
 WANTED = 1.05
 
@@ -74,7 +74,7 @@ def against_torchrun(rounds: int, folder: Path) -> list[str]:
     work.append(f"--runs-dir={folder}")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                 "--local-addr=127.0.0.1"]  # fmt: skip
-    # The line of an epoch: one step, and the validation of a batch of six images.
+    # The trainer prints its line after one step and the validation of a batch of six images.
     figures = interleaved(
         {
             OURS: partial(start, [str(BIN / "train"), *work, "--nproc-per-node=2"], os.environ, EPOCH),

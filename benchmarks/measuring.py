@@ -1,10 +1,10 @@
-"""What measuring costs: the loop behind `train ddp` as it is, against the same loop with its measuring taken out.
+"""The cost of measuring: the loop behind `train ddp` compared with the same loop without its measuring.
 
     python benchmarks/measuring.py [--rounds 31] [--record]
 
-Taken out here, by subclasses, are the times of steps, of waits for data and for other ranks, and the lines of
-metrics.jsonl; then the sums of loss and accuracy too. Beside it what the calls of one step take by themselves, by a
-loop around them that computes nothing: a share too small to be seen in whole steps is seen there.
+Subclasses here leave out the times of steps and of waits for data and for other ranks, and the lines of metrics.jsonl;
+a third loop leaves out the sums of loss and accuracy too. The measuring calls of one step are also timed alone, in a
+loop that computes nothing: this shows a share that is too small to be seen in whole steps.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""How long the doctor looks, by the number of nodes: fake hosts on this machine, a rank on each.
+"""The time that `muster doctor` takes, by the number of nodes: fake hosts on this machine, a rank on each.
 
     python benchmarks/preflight.py [--nodes 8,64] [--rounds 3] [--record]
 
-Root is needed, for network namespaces, and 0.3 GB of memory a node. What is timed begins when all ranks have met, as in
+It needs root, for network namespaces, and 0.3 GB of memory per node. The time starts when all ranks have joined, as in
 a training with --preflight; loading torch so many times on a few cores is not counted. All nodes share these cores:
-where each has its own, it can only be quicker.
+where each node has cores of its own, the checks can only be faster.
 """
 
 import json

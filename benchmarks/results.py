@@ -1,4 +1,4 @@
-"""What every benchmark shares: the machine in words, interleaved runs, and a section in RESULTS.md."""
+"""Shared by all benchmarks: a description of the machine, interleaved runs, and a section in RESULTS.md."""
 
 import argparse
 import datetime

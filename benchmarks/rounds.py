@@ -1,4 +1,4 @@
-"""One model trained by several loops in the same processes, in turns: for benchmarks of a part of the loop."""
+"""Several training loops for one model, run in turns in the same processes: for benchmarks of a part of the loop."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""What the image costs: its sizes, and how much longer a command takes to start inside the SIF than on the host.
+"""The sizes of the image and its SIF, and how much longer a command takes to start inside the SIF than on the host.
 
-And how much longer again with the host's root at /host, without a fabric and with one made of stand-ins. Image and SIF
-are made beforehand: `make image sif`.
+The start is also timed with the host's root at /host, without a fabric, and with a fabric of stand-in libraries. Image
+and SIF have to exist: `make image sif`.
 """
 
 import os
@@ -51,7 +51,7 @@ def start_up(apptainer: str, file: Path, rounds: int, slingshot: Path) -> list[s
     """The lines of the second table."""
     env = dict(os.environ)
     inside = [apptainer, "exec", str(file)]
-    # Becomes `true`: its time is that from the command to the exec.
+    # Execs `true`, so its duration is the time from the command to the exec.
     launch = [str(file), "muster", "run", "--nproc-per-node=1", "--no-python", "true"]
     figures = interleaved(
         {

@@ -1,11 +1,11 @@
-"""Images or tokens a second of `train ddp` against what users would otherwise pick.
+"""Images or tokens per second of `train ddp`, compared with the loops that users would otherwise choose.
 
     python benchmarks/trainer.py [--workload resnet18-64 | resnet50-224 | gpt] [--rounds 15] [--record]
 
 All contenders train the same model on the same data, one after the other in each round; each round begins with the
-next of them. Ours have processes of their own, which wait while the others' compute. What counts is the ratio within a
-round, which a change in the machine's other load leaves alone. The contenders are in benchmarks/contenders, with what
-is theirs; ours run with all of their measuring.
+next contender. Ours have processes of their own, which wait while the others' compute. The result is the ratio within a
+round, as a change in the machine's other load affects both rates alike. The others' loops are in benchmarks/contenders,
+with their own settings; ours run with all of their measuring.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from muster.train.trainer import choose_kernels
 
 EQUAL, BARE, DEFAULTS = "train ddp, fp32", "train ddp, fp32, bare", "train ddp, defaults"
 OURS = {EQUAL: {"bf16": False}, BARE: {"bf16": False, "channels_last": False, "fused": False}, DEFAULTS: {}}
-"""Ours: at equal precision; without NHWC and fused kernels too, which nobody else has by default; as it comes."""
+"""Ours: in fp32; in fp32 without NHWC and fused kernels, which no other uses by default; with our defaults."""
 
 WANTED_EQUAL, WANTED_DEFAULTS = 1.0, 1.3
 NUM_TOKENS = 4_000_000
@@ -57,7 +57,7 @@ class Workload:
 WORKLOADS = {
     "resnet18-64": Workload(model="resnet18", image_size=64, batch_size=32, steps=6, data="digits"),
     "resnet50-224": Workload(model="resnet50", image_size=224, batch_size=8, steps=1, data="synthetic"),
-    # nanoGPT cuts its gradients by default: ours are cut too.
+    # nanoGPT clips its gradients by default, so ours are clipped too.
     "gpt": Workload(model="gpt-small", batch_size=4, steps=4, data="tokens", others=(("clip_norm", 1.0),)),
 }
 
@@ -105,7 +105,7 @@ def work_of(options: Options, source: Source, rank: int, ranks: int) -> Work:
         return Work(**common, tokens_N=train.tokens, shape=(shape.num_layers, shape.num_heads, shape.dim))
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (source.mean, source.std))
     images, labels = train.images[rank::ranks], train.labels[rank::ranks]
-    times = max(1, -(-options.batch_size // len(labels)))  # a small bank repeats, until it fills a batch
+    times = max(1, -(-options.batch_size // len(labels)))  # few images are repeated until they fill a batch
     images = ((images.float() / 255 - mean) / std).repeat(times, 1, 1, 1)
     return Work(**common, images_NCHW=images, labels_N=labels.repeat(times))
 
@@ -179,7 +179,7 @@ def timed(train: Train, number: int, steps: int) -> list[float]:
     started, started_cpu = time.perf_counter(), time.process_time()
     train(number, steps)
     own = torch.tensor(time.process_time() - started_cpu)
-    dist.all_reduce(own)  # a barrier too
+    dist.all_reduce(own)  # is a barrier too
     return [time.perf_counter() - started, float(own)]
 
 

@@ -1,8 +1,8 @@
-"""What users would otherwise pick: the loops of others, made anew after their description, each in a file of its own.
+"""The training loops that users would otherwise choose, rewritten after their sources, each in a file of its own.
 
-All get the same model, batch and data, and none pays for its data: images lie normalised in memory, tokens in a mapped
-file. So it is the step that is compared. What a contender does differently by itself (optimizer, layout, what it prints
-or sums up) stays as it is there.
+All get the same model, batch and data, and none spends time on loading: images lie normalised in memory, tokens in a
+mapped file. So only the step is compared. A contender keeps what it does differently from others: its optimizer and
+memory layout, what it prints and what it sums up.
 """
 
 from collections.abc import Callable, Iterator

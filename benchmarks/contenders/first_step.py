@@ -1,8 +1,8 @@
-"""A script of the tutorial's kind for torchrun: ResNet-18 on random images, by DDP; it says when a step is done.
+"""A script for torchrun, like the tutorial's: ResNet-18 on random images with DDP; it prints a line after each step.
 
     torchrun --standalone --nproc-per-node=2 benchmarks/contenders/first_step.py
 
-It is what `train ddp` starts up against: nothing but torch, torchvision's model, a loader, DDP and SGD in fp32.
+The start of `train ddp` is compared with it: it has only torch, torchvision's model, a loader, DDP and SGD in fp32.
 
 Source: https://docs.pytorch.org/tutorials/beginner/ddp_series_fault_tolerance.html
 """

@@ -1,9 +1,9 @@
 """The step of the recipe pytorch-at-jsc.
 
-Kept: torchvision's model in DDP as it comes, AdamW with a rate of 3e-4 times the ranks, fp32, gradients set to None,
-the loss averaged over all ranks after each step, and read and formatted on all ranks every tenth. Left out: FakeData
-with ToTensor, which makes 1,027 images a second and so would hide the step of small images; its split; evaluation and
-files.
+Kept: torchvision's model in DDP with its defaults, AdamW with a rate of 3e-4 times the number of ranks, fp32, gradients
+set to None, the loss averaged over all ranks after each step, and read and formatted on all ranks every tenth step.
+Left out: FakeData with ToTensor, which makes 1,027 images per second and so would hide the step's time for small
+images; its split; evaluation and files.
 
 Source: https://gitlab.jsc.fz-juelich.de/sdlaml/pytorch-at-jsc (pytorch-ddp-example)
 """

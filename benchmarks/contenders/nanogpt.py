@@ -2,8 +2,8 @@
 
 Kept: batches from random places of a mapped file of uint16 numbers, each drawn between a forward and a backward pass;
 AdamW with betas 0.9 and 0.95 and a decay of 0.1 on matrices only; fp32, which is what its --device=cpu computes in;
-gradients cut to the norm 1; zero_grad(set_to_none=True); the learning rate of each step; the loss read every tenth step
-on rank 0. Left out: micro-steps, of which there is one here; torch.compile, which its README turns off for CPUs;
+gradients clipped to norm 1; zero_grad(set_to_none=True); a learning rate set in each step; the loss read every tenth
+step on rank 0. Left out: micro-steps, as a step here has only one; torch.compile, which its README turns off for CPUs;
 evaluation, checkpoints; the gradient scaler, which is off without fp16.
 
 Source: https://github.com/karpathy/nanoGPT (train.py, README.md)

@@ -1,8 +1,8 @@
-"""The loop of nanoGPT around a transformer of its own kind: that of GPT-2, with the sizes of ours.
+"""The loop of nanoGPT around nanoGPT's own transformer, that of GPT-2, with the sizes of ours.
 
-Kept: places that are learned, LayerNorm without biases, one matrix for queries, keys and values, torch's fused
-attention, GELU between matrices four times as wide, an output that shares its weights with the embedding, no dropout.
-Its two matrices of 4 x dim are as many numbers as our three of 8/3 x dim: the sizes are the same.
+Kept: learned position embeddings, LayerNorm without biases, one matrix for queries, keys and values, torch's fused
+attention, a feed-forward layer with GELU, an output that shares its weights with the embedding, no dropout. The two
+matrices of its feed-forward layer, 4 x dim wide, have as many elements as our three, 8/3 x dim wide.
 
 Source: https://github.com/karpathy/nanoGPT (model.py)
 """

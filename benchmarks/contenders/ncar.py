@@ -1,10 +1,10 @@
 """The step of NCAR's ResNet example for Derecho.
 
-Kept: torchvision's model in DDP as it comes, SGD with a rate of 0.1, momentum 0.9 and a decay of 1e-5, fp32, and the
-epoch that is timed as a whole, with its line of steps and mean time on rank 0. Left out: CIFAR-10 and its augmentation,
-since data is the same for all here; the MPI start; evaluation on rank 0 and the weights it writes.
+Kept: torchvision's model in DDP with its defaults, SGD with a rate of 0.1, momentum 0.9 and a decay of 1e-5, fp32, and
+the time of the whole epoch, with a line of its steps and mean time on rank 0. Left out: CIFAR-10 and its augmentation,
+since data is the same for all here; the MPI start; evaluation on rank 0 and the weights that it writes.
 
-Source: https://github.com/negin513/distributed-pytorch-hpc (scripts/main.py), to which NCAR's documentation leads.
+Source: https://github.com/negin513/distributed-pytorch-hpc (scripts/main.py), to which NCAR's documentation links.
 """
 
 import time

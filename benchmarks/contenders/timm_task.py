@@ -1,11 +1,11 @@
-"""timm's own training, by the parts that timm is installed with.
+"""timm's own training step, made of parts of the installed package.
 
-Kept: timm's model of that name, its ClassificationTask and what it wraps around it for many ranks, its SGD with
-Nesterov momentum 0.9, a decay of 2e-5 and none on norms and biases, fp32, and what its train.py does around a step:
-clocks of data and step, the loss read after each batch, zero_grad after the step, a line with the loss over all ranks
-every 50.
+Kept: timm's model of that name, its ClassificationTask with its wrapper for several ranks, its SGD with Nesterov
+momentum 0.9, a decay of 2e-5 and none on norms and biases, fp32, and what its train.py does around a step: times of
+data and step, the loss read after each batch, zero_grad after the step, a line with the loss over all ranks every 50
+steps.
 Left out: the loader and its prefetcher, which are for GPUs; EMA, mixup and the schedule, which are off by default, or
-once an epoch. Its train.py gives DDP device_ids on CPUs too, at which torch raises: they are left out here.
+act once an epoch. Its train.py passes device_ids to DDP on CPUs too, where torch raises: they are left out here.
 
 Source: https://github.com/huggingface/pytorch-image-models (train.py), https://pypi.org/project/timm
 """

@@ -1,6 +1,6 @@
 """The loop of PyTorch's tutorial "Multi GPU training with DDP".
 
-Kept: DDP as it comes, SGD at a rate of 1e-3 without momentum, fp32, and in each batch zero_grad, forward,
+Kept: DDP with its defaults, SGD at a rate of 1e-3 without momentum, fp32, and in each batch zero_grad, forward,
 cross-entropy, backward, step. Left out: snapshots, and the loader with its DistributedSampler, since data is the same
 for all here.
 

@@ -1,8 +1,8 @@
-"""What a case of `make gpu` is: its time, what it needs, and the bounds that its figures are held to.
+"""The cases of `make gpu`: their time limits, what they need, and the bounds of the figures that they report.
 
-A file of cases imports nothing but the standard library at its top, so that the table can be shown anywhere. A case
-runs in a process of its own, as `python -m benchmarks.gpu.casework MODULE FUNCTION`; what it returns, a dictionary of
-figures, is written to a file, and judged by the runner.
+At its top a file of cases imports only the standard library, so that the table can be shown anywhere. A case runs in a
+process of its own, as `python -m benchmarks.gpu.casework MODULE FUNCTION`. It returns a dictionary of figures, which is
+written to a file, and compared with the bounds by the runner.
 """
 
 import importlib
@@ -81,7 +81,7 @@ def exactly(value: float, why: str = "") -> Bound:
 
 
 TRUE = exactly(1)
-"""Of a figure that is True or False."""
+"""The bound of a figure that has to be True."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class Case:
 
 Run = Callable[["Work"], dict[str, Any]]
 TABLE: list[Case] = []
-"""All cases of the files that were imported, in their order."""
+"""All cases of the files that were imported, in the order of their definition."""
 
 
 def case(
@@ -271,5 +271,5 @@ def main(module: str, function: str) -> None:
 
 
 if __name__ == "__main__":
-    # One module of this name: a Skip that a case raises has to be the one above.
+    # Imported by its name, as the cases import it: as __main__ it would have another class Skip than the cases raise.
     importlib.import_module("benchmarks.gpu.casework").main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Part C, what looks at the machine: doctor, bench, NCCL's log, driver, energy; and the tests that a GPU changes."""
+"""Part C, checks of the machine: doctor, bench, NCCL's log, driver, energy; and the tests that a GPU affects."""
 
 import re
 import threading
@@ -138,7 +138,7 @@ def energy(work: Work) -> dict[str, Any]:
     if summary["energy_j"] is None:
         raise RuntimeError("summary.json has no energy_j")
     timed_s = summary["num_timed_steps"] * summary["step_time_s"]["mean"]
-    # The steps are where the power is highest: the middle of the upper half is theirs.
+    # Power is highest in the steps: the middle of the upper half of the samples is the power of the steps.
     power = sorted(watts for _, watts in samples)
     busy_w = power[len(power) * 3 // 4]
     ratio = summary["energy_j"] / (busy_w * timed_s)

@@ -1,8 +1,8 @@
-"""Part A: what is trained on a GPU is what is trained on a CPU.
+"""Part A: a training on a GPU changes the weights as a training on a CPU does.
 
-The measure is `updates_apart`: the change of all weights in three steps beside that of the reference, one process on
-the CPU in fp32 from the same first weights and batches, relative to its norm. What is wrong (a missing gradient, a
-wrong mean, a lost micro-batch) moves it to 0.1 and more.
+The measure is `updates_apart`: how far the change of all weights in three steps is from that of the reference, relative
+to the norm of the latter. The reference is one process on the CPU in fp32, with the same first weights and batches. An
+error (a missing gradient, a wrong mean, a lost micro-batch) makes it 0.1 or more.
 """
 
 from pathlib import Path
@@ -217,7 +217,7 @@ def optimizers(work: Work) -> dict[str, Any]:
     from muster.train.distributed.world import World
 
     world, figures = World(device=training.device_of(work.device)), dict[str, float]()
-    # AdamW divides by the size of a gradient, and would make a whole step of the last bits of one near 0, but for eps.
+    # AdamW divides by a gradient's size: without this eps, rounding errors of a gradient near 0 would make whole steps.
     kinds = {
         "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         "adamw": partial(torch.optim.AdamW, lr=1e-3, eps=1e-3),
@@ -299,7 +299,7 @@ TOKENS = (
     *("--model=gpt-tiny", f"--data=tokens:{ROOT / 'train' / 'data' / 'sampler.py'}", "--seq-len=32", "--batch-size=4"),
     *("--epochs=1", "--warmup-steps=0", "--seed=1", "--optimizer=sgd", "--lr=0.1"),
 )
-"""Options of a short training on a text of this repository."""
+"""Options of a short training on a file of this repository as text."""
 
 
 def weights_in(run: Path) -> dict[str, Any]:

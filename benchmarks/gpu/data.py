@@ -1,6 +1,6 @@
-"""Part C, data: pictures reach the model as they should, in time, and nothing makes the CPU wait for the GPU.
+"""Part C, data: images reach the model correctly and in time, and nothing makes the CPU wait for the GPU.
 
-The images are made here: smooth ones with noise, 500 x 375 pixels, about 60 KB as JPEG, as those of ImageNet are.
+The images are made here: smooth with noise, 500 x 375 pixels, about 60 KB as JPEG, like those of ImageNet.
 """
 
 import gzip
@@ -211,7 +211,7 @@ def checkpoint_stall(work: Work) -> dict[str, Any]:
     summary = ended.summary()
     lines = ended.records("steps")[1:]
     wall_s = lines[-1]["seconds"] - lines[0]["seconds"]
-    # Steps are timed without what lies between them: what is missing is what checkpoints took of the training's time.
+    # Step times leave out the time between steps: the difference to the wall time is what checkpoints took.
     steps_s = (lines[-1]["step"] - lines[0]["step"]) * summary["step_time_s"]["p50"]
     saved = [line for line in ended.records("checkpoint") if lines[0]["step"] <= line["step"] < lines[-1]["step"]]
     if not saved:

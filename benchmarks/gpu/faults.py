@@ -1,6 +1,6 @@
-"""Part B: what goes wrong is told, in three lines where the user can mend it, and ends with the right exit code.
+"""Part B: a fault is reported, in three lines if the user can fix it, and the run ends with the right exit code.
 
-benchmarks/gpu/faulty.py is a rank in which something goes wrong in the middle of a step.
+benchmarks/gpu/faulty.py runs a rank in which a fault happens in the middle of a step.
 """
 
 import os
@@ -15,7 +15,7 @@ from benchmarks.gpu.casework import TRUE, Ended, Skip, Work, at_least, at_most, 
 from benchmarks.gpu.correctness import TOKENS
 
 STEP = 5
-"""The step in which it happens."""
+"""The step in which the fault happens."""
 
 LONG = (*TOKENS, "--max-steps=100000", "--epochs=100000", "--log-every=1")
 THREE_LINES = {"errors_told": exactly(1, "one error, told once"), "tracebacks": exactly(0)}

@@ -1,8 +1,8 @@
-"""One rank of a training in which something goes wrong, in the middle of a step.
+"""One rank of a training, with a fault in the middle of a step.
 
     python -m benchmarks.gpu.faulty KIND STEP RANK STRATEGY OPTIONS
 
-The fault KIND, a function below, happens in step STEP (from 1) of rank RANK. The rest is `python -m muster.train`.
+The fault KIND, a function below, happens in step STEP (from 1) of rank RANK. `python -m muster.train` gets the rest.
 """
 
 import os
@@ -19,7 +19,7 @@ from muster.train import __main__ as trainer
 from muster.train.trainer import Trainer
 
 CYCLES = 10**12
-"""Some eight minutes of a GPU's clock."""
+"""Cycles of a GPU's clock in about eight minutes."""
 
 
 def hang(loop: Trainer) -> None:
@@ -77,7 +77,7 @@ def cublas(loop: Trainer) -> None:
     raised: list[BaseException] = []
 
     def multiply() -> None:
-        # A thread of its own, and so a handle of its own.
+        # In a thread of its own, for which cuBLAS makes a handle of its own.
         try:
             with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
                 held[-1].view(torch.float32)[:64].view(8, 8).mm(held[-2].view(torch.float32)[:64].view(8, 8))

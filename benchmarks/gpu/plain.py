@@ -1,10 +1,10 @@
-"""Plain PyTorch loops, such as users write them: what the speed of a training is held against.
+"""Plain PyTorch loops, as users write them: the speed of our training is compared with theirs.
 
     python -m benchmarks.gpu.plain resnet|timm|jpegs|gpt --model resnet50 --batch-size 128 --steps 60 [--compile]
 
-Images are one batch that lies on the device, or JPEGs that are read as torchvision's references do it; tokens are drawn
-as nanoGPT does it. bf16 autocast, fused optimizers, channels_last, the loss read every tenth step. Prints an object:
-samples a second, peak memory, seconds to the first step.
+Images are one batch that stays on the device, or JPEGs read as in torchvision's reference scripts; tokens are drawn as
+in nanoGPT. All use bf16 autocast and fused optimizers, images also channels_last; the loss is read every tenth step.
+Prints a JSON object: samples per second, peak memory, seconds to the first step.
 """
 
 # ruff: noqa: E402

@@ -1,11 +1,11 @@
-"""Proves on a GPU what only a GPU can show: `make gpu`, or `python benchmarks/gpu/runner.py`.
+"""Runs the checks that need a GPU: `make gpu`, or `python benchmarks/gpu/runner.py`.
 
-A table of cases, each in a process group of its own with a time limit of its own. A case passes when the figures that
-it reports are within the bounds that the table names; exit code 0 alone proves nothing. Each part takes less than nine
-minutes on a GPU: a case that its part has no time left for is a FAIL. results.json in the folder --out is written anew,
-whole, after every case; logs/ there has the output of each.
+Runs a table of cases, each in a process group of its own and with a time limit of its own. A case passes if the figures
+that it reports are within their bounds in the table; exit code 0 alone proves nothing. Each part takes less than nine
+minutes on a GPU: if no time is left in its part, a case is a FAIL. After every case results.json in the folder --out is
+written again as a whole; logs/ there has the output of each case.
 
-Without a GPU every case is a SKIP, unless --device=cpu is given: then those that mean something on a CPU are run there,
+Without a GPU every case is a SKIP, unless --device=cpu is given: then the cases that make sense on a CPU run there,
 over gloo and in small sizes, with five times the time.
 
 Exit codes: 0, 1 if a case failed, 2 if an option is wrong.
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[0:1] = [str(ROOT)]  # in place of this script's folder, whose names are no modules of their own
+sys.path[0:1] = [str(ROOT)]  # in place of this script's folder: its files are imported as benchmarks.gpu.NAME
 
 from benchmarks.gpu.casework import DEVICE, PARTS, RESULT, SCRATCH, SHARED, TABLE, Case
 
@@ -64,9 +64,9 @@ print(json.dumps(found))
 PROBE_TIMEOUT_S = 40.0
 TERM_GRACE_S = 5.0
 PART_S = 525.0
-"""Seconds for all cases of a part on a GPU. With the probe, and the end of a last case that hangs: nine minutes."""
+"""Seconds for all cases of a part on a GPU: nine minutes with the probe and the time to end a last case that hangs."""
 MIN_S = 5.0
-"""A case is not begun with less time than this."""
+"""A case is not started with less time left than this."""
 CPU_PATIENCE = 5
 """How many times longer a case may take on a CPU."""
 
@@ -239,7 +239,7 @@ def end_group(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
     signal_group(process.pid, signal.SIGKILL)
     process.wait()
     for _ in range(100):
-        # Ranks of a launcher have sessions of their own. As the reaper of orphans this process is their parent now.
+        # A launcher's ranks have sessions of their own. As the subreaper, this process is their parent now.
         left = descendants(os.getpid())
         for pid in left:
             try:

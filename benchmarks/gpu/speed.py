@@ -1,7 +1,7 @@
-"""Part D: what a step takes, beside plain PyTorch loops on the same card in the same minutes.
+"""Part D: the speed of training, compared with plain PyTorch loops on the same card in the same minutes.
 
 Each contender is a process of its own, as a user starts it; they run in the order ours, theirs, theirs, ours, so that a
-card that gets warm slows both alike. benchmarks/gpu/plain.py has the loops; the figures are ratios of samples a second.
+card that gets warm slows both alike. benchmarks/gpu/plain.py has the loops; figures are ratios of samples per second.
 """
 
 import json
@@ -32,7 +32,7 @@ def against(
     for number, name in enumerate(("ours", "plain", "plain", "ours")[: 2 * rounds]):
         if name == "ours":
             summary = work.train("single", *ours, name=f"round{number}").summary()
-            # Medians of both: a step that something else on the machine held up counts for neither.
+            # Medians of both, so that a step delayed by other programs on the machine counts for neither.
             in_steps = summary["global_batch"] * scale / summary["step_time_s"]["p50"]
             rates["ours"].append(summary["images_per_second"] if with_waits else in_steps)
             figures |= {"mfu": summary["mfu"], "peak_gib": summary["peak_memory_gib"]}
@@ -144,7 +144,7 @@ def ceilings(work: Work) -> dict[str, Any]:
             taken.append(time.perf_counter() - started)
         return statistics.median(taken[2:])
 
-    # Not zeros: a card is faster on them than on numbers.
+    # Random numbers, because a card multiplies zeros faster.
     one, other = (torch.randn(num, num, device=device, dtype=torch.bfloat16) for _ in range(2))
     source = torch.randn(2**30 if work.on_gpu else 2**22, device=device)
     target = torch.empty_like(source)

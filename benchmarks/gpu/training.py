@@ -1,7 +1,7 @@
 """A few steps of a training in this process, by any strategy in a group of one rank, from the same first weights.
 
-It is the trainer's own model, strategy, gradients and optimizer, with batches that lie ready; so one process can train
-the same on the CPU and on the GPU and compare what came of it.
+Model, strategy, gradients and optimizer are the trainer's own; the batches are made beforehand. So one process can do
+the same training on the CPU and on the GPU, and compare the results.
 """
 
 import os
