@@ -137,14 +137,14 @@ def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
         MusterError: it would do nothing in a job of `num_nodes` at `site`, or can't run in one.
     """
     typed = normalise(words[1:])
-    is_here = _config_exists(config_of(typed))
+    has_config = _config_exists(config_of(typed))
 
     def check(strategy: str, launch: LaunchOptions, training: Options, _: ConfigFile) -> None:
         _check_nodes(launch, words, site, num_nodes)
         # The arguments of the job script are added after these: --data may be among them.
-        is_open = training.data == Options.data
-        if is_here:
-            check_combination(strategy, replace(training, data="synthetic") if is_open else training)
+        needs_data = training.data == Options.data
+        if has_config:
+            check_combination(strategy, replace(training, data="synthetic") if needs_data else training)
 
     if words[0] not in ("train", "muster") or typed[:1] in (["export"], ["pack"], ["selftest"]):
         return
@@ -153,7 +153,7 @@ def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
         fix = f"{shlex.join(words)}, without a job" if typed else "train ddp, or another strategy"
         raise MusterError("a job with this command would do nothing", seen=shlex.join(words), fix=fix)
     if words[0] == "train":
-        _run(_trainings(check), "train", with_file(typed) if is_here else typed, typed)
+        _run(_trainings(check), "train", with_file(typed) if has_config else typed, typed)
         return
     app = _commands()
     for each in app.registered_commands:

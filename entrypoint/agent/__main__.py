@@ -38,7 +38,7 @@ QUIET = "TORCH_CPP_LOG_LEVEL" not in os.environ
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 # Only the first agent of a launch prints messages that all of them would print.
-OPTIONS = takewhile(lambda word: word.startswith("--"), sys.argv[1:])  # without those of the user's script
+OPTIONS = tuple(takewhile(lambda word: word.startswith("--"), sys.argv[1:]))  # without those of the user's script
 IS_FIRST = not any(re.fullmatch(r"--node-rank=[1-9][0-9]*|--rdzv-conf=.*is_host=0.*", word) for word in OPTIONS)
 
 gc.disable()  # imports make objects that all stay: searching them for garbage is an eighth of the import time

@@ -33,7 +33,7 @@ ANYWAY = "over TCP, at a fraction of the speed: --fabric tcp"
 
 @dataclass(frozen=True)
 class Mounts:
-    """The folders that are searched: the host's root, libraries that were bound, and this container's own root."""
+    """Where the host's root, the libraries of `muster fabric binds` and this container's own root are mounted."""
 
     host: Path = HOST_ROOT
     bound: Path = FABRIC_ROOT
