@@ -280,7 +280,7 @@ def choose(number: int, seed: int, areas: Sequence[str], only: str) -> list[Muta
 def copy_checkout(folder: Path) -> None:
     """A copy of the files that git does not ignore, with an environment of its own that borrows this one's packages."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=240).stdout
     for name in filter(None, listed.decode().split("\0")):
         source, target = ROOT / name, folder / name
         if source.is_symlink() or source.exists():

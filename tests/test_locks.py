@@ -162,7 +162,7 @@ class Links(html.parser.HTMLParser):
 def pip_setting(name: str) -> str:
     """What pip is told by its files and variables; empty where it is told nothing."""
     command = [sys.executable, "-m", "pip", "config", "list"]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
     settings = dict(re.findall(r"^(\S+?)='(.*)'$", listed, re.MULTILINE))
     return next((settings[key] for of in (":env:", "install", "global") if (key := f"{of}.{name}") in settings), "")
 

@@ -43,7 +43,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"--wheel-dir={folder}",
         str(source),
     ]
-    subprocess.run([sys.executable, "-m", "pip", *build], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "pip", *build], check=True, timeout=240)
     return next(folder.glob("*.whl"))
 
 
@@ -55,7 +55,7 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     install = ["install", "--quiet", "--no-deps", "--no-index", "--no-compile", str(wheel)]
     subprocess.run(
-        [sys.executable, "-m", "pip", f"--python={folder / 'bin' / 'python'}", *install], check=True, timeout=120
+        [sys.executable, "-m", "pip", f"--python={folder / 'bin' / 'python'}", *install], check=True, timeout=240
     )
     # Path files in a folder that a path file adds are not read: the editable install of the clone stays out of it.
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
@@ -79,7 +79,7 @@ def run(programs: Path, cwd: Path, *words: str) -> str:
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
     env = {**kept, "HOME": str(cwd), "PATH": f"{programs}:/usr/bin:/bin", "PYTHONPATH": str(cwd), "COLUMNS": "80"}
     argv = [str(programs / words[0]), *words[1:]]
-    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -143,7 +143,7 @@ def test_a_python_without_venv_is_told_in_whole_words(tmp_path: Path) -> None:
     python.write_text(DEBIAN_WITHOUT_VENV)
     python.chmod(0o755)
     words = [str(ROOT / "scripts/install.sh"), str(tmp_path / "venv"), "requirements.lock", str(python)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 3
     assert "because ensurepip is not available.\n" in done.stderr

@@ -82,7 +82,7 @@ class GridEngineCluster:
         except TimeoutError as late:
             late.add_note(self.log_tails())
             with contextlib.suppress(TimeoutError):
-                self.hosts.run(LOGIN, ["qdel", "-u", "*"], timeout=60)
+                self.hosts.run(LOGIN, ["qdel", "-u", "*"], timeout=400)
             raise
 
     def submit(

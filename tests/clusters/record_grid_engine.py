@@ -95,7 +95,7 @@ def main() -> None:
         for submission in SUBMISSIONS:
             scenario = submission.scenario
             script, env = prepared(scenario, cluster.workdir), LEAKED if submission.leaked else None
-            job = cluster.qsub(script, *submission.options.split(), env=env, timeout=60)
+            job = cluster.qsub(script, *submission.options.split(), env=env, timeout=400)
             print(f"{scenario.name}: {job.exit_code} {job.output}", file=sys.stderr)
             started = mpi.get(scenario.rank)
             source = f"{started} in {version}" if started else version

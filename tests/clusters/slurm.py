@@ -117,7 +117,7 @@ class SlurmCluster:
         except TimeoutError as late:
             late.add_note(self.log_tails())
             with contextlib.suppress(TimeoutError):
-                self.hosts.run(LOGIN, ["scancel", "--user=root"], timeout=60)
+                self.hosts.run(LOGIN, ["scancel", "--user=root"], timeout=400)
             raise
 
     def srun(

@@ -16,7 +16,7 @@ from tests.clusters.requirements import SLURM_PROGRAMS, program, refuse, require
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import MUSTER, ONE_THREAD
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NODES = ("node01", "node02", "node03", "node04")
 
@@ -57,7 +57,7 @@ def bench(cluster: SlurmCluster, slow: Mapping[str, Sequence[str]]) -> tuple[int
     """Exit code and answer, where the nodes of `slow` send slowly to some others."""
     for node in NODES:
         cluster.hosts.run(node, ["sh", "-ec", script(cluster.hosts, slow.get(node, ()))], check=True)
-    done = cluster.srun("-N4", "--ntasks-per-node=1", *BENCH, env=ONE_THREAD, timeout=200)
+    done = cluster.srun("-N4", "--ntasks-per-node=1", *BENCH, env=ONE_THREAD, timeout=400)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == 1, done.stdout + done.stderr
     return done.returncode, json.loads(lines[0])

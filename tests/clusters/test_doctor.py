@@ -74,7 +74,7 @@ def doctor(cluster: SlurmCluster, *options: str) -> tuple[int, dict[str, Any]]:
     """The exit code of `muster doctor --json` on all nodes, with a rank and 2 GPUs on each, and what it printed."""
     command = [MUSTER, "doctor", "--json", "--nproc-per-node=1", *options]
     where = [f"-N{len(NODES)}", "--ntasks-per-node=1", "--gpus-per-node=2"]
-    done = cluster.srun(*where, "sh", "-c", FEWER_GPUS, "sh", *command, timeout=200, env=ENV)
+    done = cluster.srun(*where, "sh", "-c", FEWER_GPUS, "sh", *command, timeout=400, env=ENV)
     try:
         return done.returncode, json.loads(done.stdout)
     except ValueError:
@@ -85,7 +85,7 @@ def test_healthy_nodes(cluster: SlurmCluster) -> None:
     where = [f"-N{len(NODES)}", "--ntasks-per-node=1"]
     folder = str(cluster.shared / "runs")
     done = cluster.srun(
-        *where, MUSTER, "doctor", "--nproc-per-node=1", f"--checkpoint-dir={folder}", env=ENV, timeout=200
+        *where, MUSTER, "doctor", "--nproc-per-node=1", f"--checkpoint-dir={folder}", env=ENV, timeout=400
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 nodes x 1 = 3 ranks" in done.stdout
@@ -113,7 +113,7 @@ ONE_STAYS_AWAY = '[ "$(hostname)" != node02 ] || exit 0; exec "$@"'
 def test_a_node_that_does_not_come_is_named(cluster: SlurmCluster) -> None:
     where = [f"-N{len(NODES)}", "--ntasks-per-node=1"]
     command = [MUSTER, "doctor", "--nproc-per-node=1", "--rdzv-timeout=15"]
-    done = cluster.srun(*where, "sh", "-c", ONE_STAYS_AWAY, "sh", *command, timeout=200, env=ENV)
+    done = cluster.srun(*where, "sh", "-c", ONE_STAYS_AWAY, "sh", *command, timeout=400, env=ENV)
     assert done.returncode == 1, done.stderr
     assert "node02 did not come within 15 s; 2 of 3 did" in done.stderr
     assert "Traceback" not in done.stderr
@@ -158,7 +158,7 @@ def test_what_is_wrong_on_a_node_is_named_with_the_node(spoilt: SlurmCluster) ->
 def test_a_training_with_preflight_ends_before_it_begins(spoilt: SlurmCluster) -> None:
     runs = spoilt.shared / "full" / "runs"
     command = [TRAIN, "ddp", "--preflight", "--nproc-per-node=1", "--data=digits", f"--runs-dir={runs}", "--name=no"]
-    done = spoilt.srun("--nodelist=node01,node02", "-N2", "--ntasks-per-node=1", *command, timeout=200, env=ENV)
+    done = spoilt.srun("--nodelist=node01,node02", "-N2", "--ntasks-per-node=1", *command, timeout=400, env=ENV)
     assert done.returncode == 2, done.stderr
     assert "failed: node02: no checkpoint can be written" in done.stderr
     # Of two nodes it is not known which one has the right code.

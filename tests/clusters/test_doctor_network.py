@@ -18,7 +18,7 @@ from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import MUSTER, ONE_THREAD
 from tests.entrypoint.standins import compiled
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 MEETING = f"{FIRST_PORT}:{FIRST_PORT + NUM_PORTS - 1}"
 EPHEMERAL = ephemeral_range().replace("-", ":")
@@ -76,7 +76,7 @@ def doctor(cluster: SlurmCluster, *options: str, before: str = ":", env: Mapping
     """
     command = shlex.join([MUSTER, "doctor", "--json", "--device=cpu", "--nproc-per-node=1", *options])
     where = ["-N3", "--ntasks-per-node=1"]
-    done = cluster.srun(*where, "bash", "-c", f"{before}\nexec {command}", timeout=240, env={**ONE_THREAD, **env})
+    done = cluster.srun(*where, "bash", "-c", f"{before}\nexec {command}", timeout=400, env={**ONE_THREAD, **env})
     said = f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     findings = json.loads(done.stdout)["findings"] if done.stdout.startswith("{") else []
     words = {(one["about"], one["host"]): " | ".join([one["wrong"], one["seen"], one["fix"]]) for one in findings}

@@ -16,7 +16,7 @@ from tests.clusters.namespaces import PATH
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.slurm_job import Job
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 APPTAINER = """#!/bin/bash
 # A stand-in: no container, only the command after the image.
@@ -76,7 +76,7 @@ def test_slurm_requeues_75_and_nothing_else(slurm2: SlurmCluster, stand_in: Mapp
 
 
 def ended(job: Job) -> tuple[str, int, int]:
-    job.wait(120)
+    job.wait(400)
     return job.state, job.exit_code, job.restarts
 
 
@@ -86,7 +86,7 @@ def test_slurm_tells_a_warned_job_from_a_cancelled_one(slurm2: SlurmCluster, sta
     warned = slurm2.submit(script("slurm", "bash", "-c", WAITS), env=env)
     cancelled = slurm2.submit(script("slurm", "bash", "-c", WAITS), env=env)
     for job in (warned, cancelled):
-        wait_for(f"job {job.id} to wait", lambda job=job: "attempt 0 waits" in job.output, 60)
+        wait_for(f"job {job.id} to wait", lambda job=job: "attempt 0 waits" in job.output, 400)
     # As --signal=USR1@300 does it: to the steps, and not to the script.
     warned.cancel("--signal=USR1")
     cancelled.cancel()
@@ -118,9 +118,9 @@ def test_grid_engine_is_given_the_script_anew(grid_engine2: GridEngineCluster, s
     deleted = grid_engine2.submit(
         script("grid-engine", "bash", "-c", WAITS), *options("deleted", stand_in), env=stand_in
     )
-    wait_for("the programs to wait", lambda: output("deleted").count("attempt 0 waits") == 2, 60)
+    wait_for("the programs to wait", lambda: output("deleted").count("attempt 0 waits") == 2, 400)
     deleted.cancel()
-    deleted.wait(60)
+    deleted.wait(400)
     grid_engine2.idle(60)
     assert len(list(grid_engine2.shared.glob("deleted.o*"))) == 1, output("deleted")
 

@@ -82,7 +82,7 @@ def test_inside_slurm(
     if within == "salloc":
         output = mpi_in_slurm.salloc(*options, *argv, check=True).stdout
     else:
-        output = mpi_in_slurm.sbatch(shlex.join(argv), *options, timeout=60).output
+        output = mpi_in_slurm.sbatch(shlex.join(argv), *options, timeout=400).output
     seen = _by_rank(output)
     assert [line.split()[:5] for line in seen] == [line.split() for line in BLOCK]
     mpi_in_slurm.idle()
@@ -92,7 +92,7 @@ def test_inside_slurm(
 def test_inside_grid_engine(
     grid_engine2: GridEngineCluster, mpi_hosts: MpiHosts, command: Callable[..., list[str]], variables: str
 ) -> None:
-    job = grid_engine2.qsub(shlex.join(command(_say(variables))), "-pe", "two", "4", timeout=60)
+    job = grid_engine2.qsub(shlex.join(command(_say(variables))), "-pe", "two", "4", timeout=400)
     first = job.accounts[0].host
     (other,) = {"node01", "node02"} - {first}
     assert _by_rank(job.output) == [f"{first} 0 4 0 2", f"{first} 1 4 1 2", f"{other} 2 4 0 2", f"{other} 3 4 1 2"]

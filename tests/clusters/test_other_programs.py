@@ -15,7 +15,7 @@ from tests.clusters.requirements import require_namespaces
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import MUSTER, ONE_THREAD, STEPS, TRAIN, summary
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 MODES = [pytest.param(1, id="agent"), pytest.param(2, id="worker")]
 
@@ -28,7 +28,7 @@ def where(tasks: int) -> list[str]:
 def test_a_script_for_torchrun(slurm2: SlurmCluster, tasks: int) -> None:
     """In agent mode also as torchrun's users type it, with underscores."""
     options = ["--nproc_per_node=2"] if tasks == 1 else []
-    done = slurm2.srun(*where(tasks), *hello(slurm2.shared, *options), timeout=90)
+    done = slurm2.srun(*where(tasks), *hello(slurm2.shared, *options), timeout=400)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == FOUR
 
@@ -98,7 +98,7 @@ def two_networks(tmp_path_factory: pytest.TempPathFactory, slurm2: SlurmCluster)
 )
 def test_names_of_the_fabric(two_networks: SlurmCluster, given: dict[str, str]) -> None:
     """By our option, and as a job script for torchrun gives the name."""
-    done = two_networks.srun(*where(1), *hello(two_networks.shared, "--nproc-per-node=2"), env=given, timeout=90)
+    done = two_networks.srun(*where(1), *hello(two_networks.shared, "--nproc-per-node=2"), env=given, timeout=400)
     assert done.returncode == 0, done.stderr
     assert "meeting on node01i:" in done.stderr
     assert said(done.stdout) == [line.replace("eth0", "ib0") for line in FOUR]
@@ -107,7 +107,7 @@ def test_names_of_the_fabric(two_networks: SlurmCluster, given: dict[str, str]) 
 def test_training_over_the_fabric(two_networks: SlurmCluster) -> None:
     env = {**ONE_THREAD, "MUSTER_ADDRESS_SUFFIX": "i"}
     argv = [TRAIN, "ddp", *STEPS, "--nproc-per-node=1", "--name=fabric"]
-    done = two_networks.srun(*where(1), *argv, env=env, timeout=120)
+    done = two_networks.srun(*where(1), *argv, env=env, timeout=400)
     assert done.returncode == 0, done.stderr
     found = summary(two_networks.shared / "runs" / "fabric")
     assert (found["world_size"], sorted(found["hosts"])) == (2, ["node01", "node02"])
@@ -130,6 +130,6 @@ def test_hosts_without_ipv4(tmp_path: Path, address: str, options: list[str]) ->
             place = ["--nnodes=2", f"--node-rank={rank}", f"--master-addr={address}", "--rdzv-timeout=30"]
             argv = hello(tmp_path, *place, "--nproc-per-node=2", *options)
             started.append(hosts.popen(host, argv, stdout=pipe, stderr=pipe))
-        wrote = [process.communicate(timeout=60) for process in started]
+        wrote = [process.communicate(timeout=400) for process in started]
     assert [process.returncode for process in started] == [0, 0], wrote
     assert said("".join(out for out, _ in wrote)) == FOUR

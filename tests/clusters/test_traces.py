@@ -16,7 +16,7 @@ from tests.clusters.mpi import MpiHosts, hydra, openmpi
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import TRAIN, lines_of_error
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 CLEAN = ["env", "-i", f"PATH={os.environ['PATH']}", "APPTAINER_CONTAINER=/image.sif"]
 DRY = [*CLEAN, TRAIN, "ddp", "--dry-run", "--nproc-per-node=1"]

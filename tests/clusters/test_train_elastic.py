@@ -15,7 +15,7 @@ from tests.clusters.slurm import SlurmCluster
 from tests.clusters.test_jobs import stand_in  # noqa: F401
 from tests.clusters.weights import BIN, MUSTER, ONE_THREAD, summary
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 ONE_A_NODE = ["-N2", "-n2", "--ntasks-per-node=1"]
 
@@ -42,7 +42,7 @@ def test_a_rank_that_dies_once_comes_back_with_all_others(slurm2: SlurmCluster) 
     script = slurm2.shared / "dies_once.py"
     script.write_text(DIES_ONCE)
     argv = [MUSTER, "run", "--nproc-per-node=2", "--max-restarts=1", str(script), str(slurm2.shared / "died")]
-    done = slurm2.srun(*ONE_A_NODE, *argv, timeout=120)
+    done = slurm2.srun(*ONE_A_NODE, *argv, timeout=400)
     assert done.returncode == 0, done.stderr
     lines = said(done.stdout)
     assert [line.split()[1:3] for line in lines] == [
@@ -53,7 +53,7 @@ def test_a_rank_that_dies_once_comes_back_with_all_others(slurm2: SlurmCluster) 
 
 
 def test_one_to_two_nodes_start_with_both(slurm2: SlurmCluster) -> None:
-    done = slurm2.srun(*ONE_A_NODE, *hello(slurm2.shared, "--nnodes=1:2", "--nproc-per-node=2"), timeout=120)
+    done = slurm2.srun(*ONE_A_NODE, *hello(slurm2.shared, "--nnodes=1:2", "--nproc-per-node=2"), timeout=400)
     assert done.returncode == 0, done.stderr
     # Which node is the first is torch's choice.
     assert [line.split()[1:3] for line in said(done.stdout)] == [line.split()[1:3] for line in FOUR]
@@ -96,12 +96,12 @@ def test_exit_codes_of_an_own_script(slurm2: SlurmCluster, code: int, ranks: str
     script = slurm2.shared / "ends.py"
     script.write_text(ENDS)
     where, own = (ONE_A_NODE, ["--nproc-per-node=2"]) if mode == "agent" else (["-N2", "--ntasks-per-node=2"], [])
-    done = slurm2.srun(*where, MUSTER, "run", *own, str(script), str(code), *ranks.split(), timeout=60)
+    done = slurm2.srun(*where, MUSTER, "run", *own, str(script), str(code), *ranks.split(), timeout=400)
     assert done.returncode == (code if mode == "worker" else 1), done.stderr
 
 
 def test_spawn_on_one_node(slurm2: SlurmCluster) -> None:
-    done = slurm2.srun("-N1", "-n1", "-w", "node01", *hello(slurm2.shared, "--spawn=2"), timeout=60)
+    done = slurm2.srun("-N1", "-n1", "-w", "node01", *hello(slurm2.shared, "--spawn=2"), timeout=400)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == ["sum 2.0 node01 0/0 lo", "sum 2.0 node01 1/1 lo"]
 
@@ -111,7 +111,7 @@ ELASTIC = ["--data=synthetic", "--num-classes=10", "--num-samples=320", "--image
 ELASTIC += ["--epochs=3", "--warmup-steps=0", "--lr=0.01", "--lr-scale=linear", "--no-bf16", "--name=elastic"]
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(600)
 def test_a_training_goes_on_without_a_node_that_has_died(
     slurm_cluster: Callable[..., SlurmCluster],
     stand_in: Mapping[str, str],  # noqa: F811
@@ -126,10 +126,10 @@ def test_a_training_goes_on_without_a_node_that_has_died(
         assert job.state in ("PENDING", "RUNNING"), job.output
         return bool(list(cluster.shared.glob("runs/elastic/checkpoints/step-*")))
 
-    wait_for("a checkpoint", is_saved, 150)
+    wait_for("a checkpoint", is_saved, 400)
     cluster.kill("node02")
-    wait_for("the training to end", lambda: (cluster.shared / "runs/elastic/summary.json").exists(), 300)
-    job.wait(120)
+    wait_for("the training to end", lambda: (cluster.shared / "runs/elastic/summary.json").exists(), 400)
+    job.wait(400)
     said = job.output
     assert (job.state, job.exit_code) == ("COMPLETED", 0), said
     assert "muster: goes on with 1 node instead of 2" in said

@@ -11,7 +11,7 @@ from tests.clusters.grid_engine import GridEngineCluster
 from tests.clusters.hello import hello, said
 from tests.clusters.weights import MUSTER, STEPS, TRAIN, assert_world_of_four, lines_of_error, summary
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 BOTH = ("node01", "node02")
 
@@ -34,7 +34,7 @@ def test_a_task_on_each_host_trains_to_equal_weights(
     grid_engine2: GridEngineCluster, four_ranks: dict[str, torch.Tensor]
 ) -> None:
     argv = [TRAIN, "ddp", *STEPS, "--nproc-per-node=2", "--name=pe"]
-    job = grid_engine2.qsub(on_each_host(argv, "MUSTER_HOSTS=$hosts"), "-pe", "two", "4", timeout=150)
+    job = grid_engine2.qsub(on_each_host(argv, "MUSTER_HOSTS=$hosts"), "-pe", "two", "4", timeout=400)
     assert job.exit_code == 0, job.output
     assert f"muster: grid_engine job {job.id}, qrsh: 2 nodes x 2 = 4 ranks" in job.output
     assert_world_of_four(grid_engine2.shared / "runs" / "pe", four_ranks, BOTH)
@@ -49,7 +49,7 @@ export PATH={shlex.quote(str(Path(MUSTER).parent))}:$PATH
 {shlex.join(argv)} 2> refusal; cat refusal
 sed -n 's/^  fix: //p' refusal > line.sh; . ./line.sh
 """
-    job = grid_engine2.qsub(script, "-pe", "one", "2", timeout=90)
+    job = grid_engine2.qsub(script, "-pe", "one", "2", timeout=400)
     wrong, seen, fix = lines_of_error(job.output)[:3]
     assert "grid_engine gave this job 2 nodes" in wrong
     assert "PE_HOSTFILE" in seen
@@ -74,13 +74,13 @@ def test_ways_for_tasks_without_a_host_file(grid_engine2: GridEngineCluster, var
 hosts=$(awk '!seen[$1]++ {{print $1}}' "$PE_HOSTFILE" | paste -sd,); first=${{hosts%%,*}}; n=0
 for host in ${{hosts//,/ }}; do qrsh -inherit "$host" "{given}{command}" & n=$((n + 1)); done; wait
 """
-    job = grid_engine2.qsub(script, "-pe", "one", "2", timeout=90)
+    job = grid_engine2.qsub(script, "-pe", "one", "2", timeout=400)
     assert [line.split()[1] for line in said(job.output)] == ["4.0"] * 4, job.output
     grid_engine2.idle()
 
 
 def test_a_task_without_a_host_file_is_refused_and_told_what_it_needs(grid_engine2: GridEngineCluster) -> None:
-    job = grid_engine2.qsub(on_each_host([TRAIN, "ddp", *STEPS]), "-pe", "one", "2", timeout=60)
+    job = grid_engine2.qsub(on_each_host([TRAIN, "ddp", *STEPS]), "-pe", "one", "2", timeout=400)
     assert job.exit_code == 2, job.output
     errors = lines_of_error(job.output)
     assert [line for line in errors if "MUSTER_HOSTS=" in line and "qrsh -inherit HOST env MUSTER_HOSTS" in line]
@@ -90,7 +90,7 @@ def test_a_task_without_a_host_file_is_refused_and_told_what_it_needs(grid_engin
 
 def test_tasks_of_an_array_train_alone(grid_engine2: GridEngineCluster) -> None:
     command = f"{shlex.join([TRAIN, 'ddp', *STEPS, '--nproc-per-node=1'])} --name=task$SGE_TASK_ID"
-    job = grid_engine2.qsub(f"exec env OMP_NUM_THREADS=1 {command}", "-t", "1-2", timeout=120)
+    job = grid_engine2.qsub(f"exec env OMP_NUM_THREADS=1 {command}", "-t", "1-2", timeout=400)
     assert job.exit_code == 0, job.output
     for task in (1, 2):
         found = summary(grid_engine2.shared / "runs" / f"task{task}")

@@ -15,7 +15,7 @@ from tests.clusters.requirements import require_namespaces
 from tests.clusters.weights import ONE_THREAD, STEPS, TRAIN, assert_world_of_four
 from tests.jobs import pods
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 def name_server_learns(workdir: Path, hosts: Hosts, made: list[pods.Pod]) -> None:
@@ -40,12 +40,12 @@ def test_the_pods_of_a_manifest_train_as_one_world(
     with Hosts([pod.host for pod in made], tmp_path) as hosts:
         waiting = [hosts.popen(pod.host, pod.before) for pod in made if pod.before]
         name_server_learns(tmp_path, hosts, made)
-        assert [process.wait(timeout=60) for process in waiting] == [0] * len(waiting)
+        assert [process.wait(timeout=400) for process in waiting] == [0] * len(waiting)
         # The master last: the others find it when it comes.
         running = [
             hosts.popen(pod.host, pod.command, env={**pod.env, **ONE_THREAD}, cwd=workspace, **pipes)
             for pod in reversed(made)
         ]
-        said = [process.communicate(timeout=200)[0] for process in running]
+        said = [process.communicate(timeout=400)[0] for process in running]
         assert [process.returncode for process in running] == [0, 0], said
     assert_world_of_four(workspace / "runs" / kind, four_ranks, tuple(pod.host for pod in made))

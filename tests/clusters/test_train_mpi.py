@@ -15,7 +15,7 @@ from tests.clusters.mpi import MpiHosts, hydra, hydra_command, openmpi, openmpi_
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import ONE_THREAD, STEPS, TRAIN, assert_world_of_four, lines_of_error
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 Launch = Callable[..., Any]
 Weights = dict[str, torch.Tensor]
@@ -37,7 +37,7 @@ def left_in(folder: Path) -> list[str]:
 def test_a_process_for_each_rank_by_ssh(mpi_hosts: MpiHosts, four_ranks: Weights, launch: Launch) -> None:
     name = f"worker-{launch.__name__}"
     argv = [TRAIN, "ddp", *STEPS, f"--name={name}"]
-    done = launch(mpi_hosts, argv, *GIVEN[launch], env=ONE_THREAD, timeout=240)
+    done = launch(mpi_hosts, argv, *GIVEN[launch], env=ONE_THREAD, timeout=400)
     assert "2 nodes x 2 = 4 ranks" in done.stderr
     assert_world_of_four(mpi_hosts.shared / "runs" / name, four_ranks, BOTH)
     assert left_in(mpi_hosts.shared) == []
@@ -50,7 +50,7 @@ def test_a_process_for_each_node_by_an_agent(mpi_hosts: MpiHosts, four_ranks: We
     meeting.mkdir()
     argv = [TRAIN, "ddp", *STEPS, "--nproc-per-node=2", f"--name={name}", f"--rendezvous-dir={meeting}"]
     one_each = dict.fromkeys(BOTH, 1)
-    launch(mpi_hosts, argv, *GIVEN[launch], ranks=one_each, agent=mpi_hosts.agent, env=ONE_THREAD, timeout=240)
+    launch(mpi_hosts, argv, *GIVEN[launch], ranks=one_each, agent=mpi_hosts.agent, env=ONE_THREAD, timeout=400)
     assert_world_of_four(mpi_hosts.shared / "runs" / name, four_ranks, BOTH)
     assert left_in(meeting) == []
 
@@ -67,7 +67,7 @@ def test_inside_slurm(
 ) -> None:
     name = f"mpi-{command.__name__}"
     argv = command([TRAIN, "ddp", *STEPS, f"--name={name}"], *given)
-    done = mpi_in_slurm.salloc("-N2", "--ntasks-per-node=2", *argv, env=ONE_THREAD, timeout=240, check=True)
+    done = mpi_in_slurm.salloc("-N2", "--ntasks-per-node=2", *argv, env=ONE_THREAD, timeout=400, check=True)
     assert "muster: slurm job" in done.stderr
     # Slurm lists the hosts: nobody needs a file.
     assert "meeting on node01:" in done.stderr
@@ -84,7 +84,7 @@ def test_inside_slurm(
 )
 def test_a_given_address_needs_no_shared_folder(mpi_hosts: MpiHosts, launch: Launch, given: list[str]) -> None:
     argv = hello(mpi_hosts.shared, "--rendezvous-dir=/none")
-    assert said(launch(mpi_hosts, argv, *given, timeout=150).stdout) == FOUR
+    assert said(launch(mpi_hosts, argv, *given, timeout=400).stdout) == FOUR
 
 
 # As a container with process ids of its own has it: nothing tells one launch of Hydra from another.
@@ -98,7 +98,7 @@ def test_what_an_earlier_launch_left_is_not_believed(mpi_hosts: MpiHosts) -> Non
     address = mpi_hosts.hosts.addresses["node01"]
     left = {"address": address, "port": 22, "id": "0" * 32}
     (stale / "host").write_text(json.dumps(left) + "\n")
-    assert said(hydra(mpi_hosts, [*HIDDEN, *hello(mpi_hosts.shared)], timeout=150).stdout) == FOUR
+    assert said(hydra(mpi_hosts, [*HIDDEN, *hello(mpi_hosts.shared)], timeout=400).stdout) == FOUR
     assert left_in(mpi_hosts.shared) == []
 
 
@@ -106,7 +106,7 @@ def two_at_once(hosts: MpiHosts, launch: Launch, *prefix: str) -> list[subproces
     """Two launches of four, in which the ranks add up 1 and 100."""
     with ThreadPoolExecutor(2) as pool:
         argvs = [[*prefix, *hello(hosts.shared, "--rdzv-timeout=30", number=number)] for number in (1, 100)]
-        return list(pool.map(lambda argv: launch(hosts, argv, check=False, timeout=150), argvs))
+        return list(pool.map(lambda argv: launch(hosts, argv, check=False, timeout=400), argvs))
 
 
 @pytest.mark.parametrize("launch", ONE)
@@ -139,7 +139,7 @@ def test_two_launches_that_cannot_be_told_apart_are_never_mixed(mpi_hosts: MpiHo
 def test_what_is_no_world_ends_everywhere(
     mpi_hosts: MpiHosts, launch: Launch, options: list[str], ranks: dict[str, int] | None
 ) -> None:
-    done = launch(mpi_hosts, [TRAIN, "ddp", *STEPS], *options, ranks=ranks, check=False, timeout=60)
+    done = launch(mpi_hosts, [TRAIN, "ddp", *STEPS], *options, ranks=ranks, check=False, timeout=400)
     assert done.returncode == 2
     lines = lines_of_error(done.stderr)
     assert "the ranks don't lie in blocks" in lines[0] or "different numbers of processes" in lines[0]

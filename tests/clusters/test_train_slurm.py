@@ -14,7 +14,7 @@ from tests.clusters.hello import FOUR, hello, said
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.weights import MUSTER, ONE_THREAD, STEPS, TRAIN, assert_world_of_four, lines_of_error, summary
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.mark.quick
@@ -23,7 +23,7 @@ def test_two_nodes_are_a_world_of_four_with_the_weights_of_one_process(
     slurm2: SlurmCluster, four_ranks: dict[str, torch.Tensor], mode: str, tasks: int
 ) -> None:
     where = ["-N2", f"--ntasks-per-node={tasks}"]
-    done = slurm2.srun(*where, TRAIN, "ddp", *STEPS, f"--name={mode}", timeout=200, env=ONE_THREAD)
+    done = slurm2.srun(*where, TRAIN, "ddp", *STEPS, f"--name={mode}", timeout=400, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
     # Said once, by rank 0, and not by every rank.
     assert done.stderr.count("muster: slurm job") == 1
@@ -34,7 +34,7 @@ def test_two_nodes_are_a_world_of_four_with_the_weights_of_one_process(
 
 def test_three_nodes_from_a_batch_script(slurm3: SlurmCluster) -> None:
     command = shlex.join([TRAIN, "ddp", *STEPS, "--nproc-per-node=1", "--name=batch"])
-    job = slurm3.sbatch(f"srun -n $SLURM_NNODES --ntasks-per-node=1 {command}\n", "-N3", timeout=200)
+    job = slurm3.sbatch(f"srun -n $SLURM_NNODES --ntasks-per-node=1 {command}\n", "-N3", timeout=400)
     assert job.state == "COMPLETED", job.output
     found = summary(slurm3.shared / "runs" / "batch")
     assert (found["world_size"], sorted(found["hosts"])) == (3, ["node01", "node02", "node03"])
@@ -122,7 +122,7 @@ def test_own_names_that_resolve_to_loopback(slurm_cluster: Callable[..., SlurmCl
     """Debian's installer gives a host's own name the address 127.0.1.1: nobody else can reach it there."""
     cluster = slurm_cluster(["node01", "node02"], own_name_is_loopback=True)
     for tasks in (1, 2):
-        done = cluster.srun("-N2", f"--ntasks-per-node={tasks}", *hello(cluster.shared), timeout=120)
+        done = cluster.srun("-N2", f"--ntasks-per-node={tasks}", *hello(cluster.shared), timeout=400)
         assert done.returncode == 0, done.stderr
         assert said(done.stdout) == FOUR
 
@@ -170,7 +170,7 @@ def test_single_on_two_nodes_is_refused(slurm2: SlurmCluster) -> None:
 
 
 def test_a_folder_that_is_on_no_node_ends_every_rank_with_one_message(slurm2: SlurmCluster) -> None:
-    done = slurm2.srun("-N2", "--ntasks-per-node=1", TRAIN, "ddp", "--data=imagefolder:/none", timeout=120)
+    done = slurm2.srun("-N2", "--ntasks-per-node=1", TRAIN, "ddp", "--data=imagefolder:/none", timeout=400)
     assert done.returncode == 2
     assert len(lines_of_error(done.stderr)) == 3, done.stderr
     assert "/none" in done.stderr
@@ -190,6 +190,6 @@ def test_a_taken_port_is_named(slurm2: SlurmCluster) -> None:
 if [ "$SLURM_NODEID" = 0 ]; then exec {shlex.join([sys.executable, "-c", listen, str(port), *command])}
 else exec {shlex.join(command)}; fi
 """
-    done = slurm2.srun("-N2", "--ntasks-per-node=1", "sh", "-c", script, timeout=120)
+    done = slurm2.srun("-N2", "--ntasks-per-node=1", "sh", "-c", script, timeout=400)
     assert done.returncode == 2
     assert f"port {port} on node01 is taken" in done.stderr

@@ -9,7 +9,7 @@ from tests.clusters.slurm import WAITED, SlurmCluster
 from tests.docs import pages, running
 from tests.docs.running import BIN, ROOT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 DOCUMENTS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PAGES = [path for path in DOCUMENTS if "<!-- test: slurm -->" in path.read_text()]

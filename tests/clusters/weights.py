@@ -27,7 +27,7 @@ def train_single(folder: Path, num_ranks: int) -> dict[str, torch.Tensor]:
     argv = [TRAIN, "single", *STEPS, f"--accumulate={num_ranks}", "--name=single"]
     # Nothing of a job or launcher that the tests may run in.
     env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), **ONE_THREAD}
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return parameters(folder / "runs" / "single")
 

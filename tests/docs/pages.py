@@ -161,7 +161,7 @@ def is_complete(text: str) -> bool:
     """
     if text.endswith("\\"):
         return False
-    said = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True, timeout=30).stderr
+    said = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True, timeout=240).stderr
     return not re.search(r"unexpected (EOF|end of file)|delimited by end-of-file", said)
 
 

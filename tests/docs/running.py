@@ -109,7 +109,7 @@ def locally(script: Path, folder: Path, timeout_s: float = DEADLINE_S, env: Mapp
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         # What it started ends by itself once it is gone, and holds the pipe until then.
-        return process.communicate(timeout=60)[0] + f"\n(ended after {timeout_s:g} s)\n"
+        return process.communicate(timeout=240)[0] + f"\n(ended after {timeout_s:g} s)\n"
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -126,7 +126,7 @@ def paths() -> dict[str, str]:
     """What it takes to run this repository's code where another one's is installed."""
     ask = [sys.executable, "-P", "-c", "import muster; print(muster.__file__)"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = subprocess.run(ask, capture_output=True, text=True, timeout=60, env=env, cwd="/").stdout
+    found = subprocess.run(ask, capture_output=True, text=True, timeout=240, env=env, cwd="/").stdout
     return {} if Path(found.strip()).parent == ROOT / "muster" else {"PYTHONPATH": str(ROOT)}
 
 

@@ -29,7 +29,7 @@ def command() -> Run:
     """Runs `train` or `muster` with arguments, to its end or the deadline."""
 
     def run(
-        name: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 120
+        name: str, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 240
     ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [str(COMMANDS / name), *arguments],

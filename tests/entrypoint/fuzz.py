@@ -160,7 +160,7 @@ def problems(case: Case, folder: Path, form: str, ends: Counter[str]) -> Iterato
         yield f"another world: {found.world_size} ranks, rank {found.rank}"
     if form == "script" and CANARY in text:
         script = "\n".join(text.splitlines()[:-1])
-        subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, check=False, timeout=60)
+        subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, check=False, timeout=240)
         if (folder / CANARY).exists():
             (folder / CANARY).unlink()
             yield "a shell ran what is in it"

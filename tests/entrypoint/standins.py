@@ -26,7 +26,7 @@ def compiled(source: str, path: Path, *options: str) -> Path:
         pytest.skip(missing)
     path.parent.mkdir(parents=True, exist_ok=True)
     command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path), *options]
-    subprocess.run(command, input=source, text=True, check=True, timeout=60)
+    subprocess.run(command, input=source, text=True, check=True, timeout=240)
     return path
 
 

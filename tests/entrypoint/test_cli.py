@@ -44,7 +44,7 @@ def test_the_command_line_is_there_without_torch() -> None:
     code = (
         "import sys; import muster.entrypoint.cli; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert answer.stdout.strip() == "[]"
 
 
@@ -258,7 +258,7 @@ def test_dry_run_prints_what_a_shell_would_run_and_runs_nothing(command: Run, tm
     assert answer.stdout.rstrip().endswith(f"'{script}' --dry-run")
     assert not (tmp_path / "started").exists()
     # It really is a script for a shell.
-    assert subprocess.run(["bash", "-n"], input=answer.stdout, text=True, check=False, timeout=60).returncode == 0
+    assert subprocess.run(["bash", "-n"], input=answer.stdout, text=True, check=False, timeout=240).returncode == 0
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -455,7 +455,7 @@ def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
     )
     try:
         second = command("muster", "run", *where, "--node-rank=0", str(hello), "0")
-        out, _ = first.communicate(timeout=60)
+        out, _ = first.communicate(timeout=240)
     finally:
         first.kill()
         first.wait()
@@ -570,7 +570,7 @@ def test_a_working_directory_that_was_removed_is_told(tmp_path: Path, words: str
     folder.mkdir()
     line = f"rmdir '{folder}' && '{COMMANDS}'/{words.format(script=script)}"
     done = subprocess.run(
-        ["/bin/sh", "-c", line], cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=60
+        ["/bin/sh", "-c", line], cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 2, done.stderr
     assert "the working directory" in three_lines(done.stderr)[0]
@@ -602,7 +602,7 @@ def test_output_that_can_not_be_written_is_told(words: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:  # every write to it says that the disk is full
         argv = [str(COMMANDS / words[0]), *words[1:]]
         done = subprocess.run(
-            argv, stdout=full, stderr=subprocess.PIPE, env=clean_environment(), text=True, timeout=60, check=False
+            argv, stdout=full, stderr=subprocess.PIPE, env=clean_environment(), text=True, timeout=240, check=False
         )
     assert done.returncode == 1
     assert "No space left" in three_lines(done.stderr)[0]
@@ -626,7 +626,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]) -> No
     argv = [str(COMMANDS / words[0]), *words[1:]]
     with os.fdopen(write) as pipe:
         done = subprocess.run(
-            argv, stdout=pipe, stderr=subprocess.PIPE, env=clean_environment(), text=True, timeout=60, check=False
+            argv, stdout=pipe, stderr=subprocess.PIPE, env=clean_environment(), text=True, timeout=240, check=False
         )
     assert done.stderr == ""
 
@@ -634,14 +634,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]) -> No
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 def test_a_closed_stream_is_no_error(closed: str) -> None:
     line = f"'{COMMANDS}/train' ddp --dry-run {closed}"
-    done = subprocess.run(["bash", "-c", line], env=clean_environment(), capture_output=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", line], env=clean_environment(), capture_output=True, timeout=240, check=False)
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
 
 
 def test_a_launch_without_open_streams_runs(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import pathlib, sys\nprint('to nobody')\npathlib.Path('ran').touch()\n")
     line = f"'{COMMANDS}/muster' run --nproc-per-node 1 script.py <&- >&- 2>&-"
-    done = subprocess.run(["bash", "-c", line], env=clean_environment(), cwd=tmp_path, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", line], env=clean_environment(), cwd=tmp_path, timeout=240, check=False)
     assert done.returncode == 0
     assert (tmp_path / "ran").exists()
 
@@ -694,7 +694,7 @@ def test_completion_is_installed(tmp_path: Path) -> None:
     # From a shell that waits for it: typer looks which one has started it.
     words = ["bash", "-c", '"$0" --install-completion; exit $?', str(COMMANDS / "train")]
     env = {**clean_environment(), "HOME": str(tmp_path)}
-    answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert answer.returncode == 0, answer.stderr
     assert "train" in (tmp_path / ".bashrc").read_text()
 
@@ -704,7 +704,7 @@ def test_a_home_that_can_not_be_written_to_is_told_as_completion_is_installed(tm
     (tmp_path / "home").touch()
     words = ["bash", "-c", '"$0" --install-completion; exit $?', str(COMMANDS / name)]
     env = {**clean_environment(), "HOME": str(tmp_path / "home")}
-    answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
     _, seen, fix = three_lines(answer.stderr)
     assert (answer.returncode, seen) == (2, str(tmp_path / "home"))
     assert f"{name} --show-completion" in fix
@@ -714,7 +714,7 @@ def test_a_shells_file_that_is_no_text_in_utf_8_is_told_and_left_as_it_is(tmp_pa
     (tmp_path / ".bashrc").write_bytes(b"# \xe9\n")
     words = ["bash", "-c", '"$0" --install-completion; exit $?', str(COMMANDS / "train")]
     env = {**clean_environment(), "HOME": str(tmp_path)}
-    answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120, check=False)
+    answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert answer.returncode == 2
     assert "train --show-completion" in three_lines(answer.stderr)[2]
     assert (tmp_path / ".bashrc").read_bytes() == b"# \xe9\n"

@@ -48,7 +48,7 @@ def told() -> dict[str, Any]:
     env = {name: value for name, value in clean_environment().items() if name != "HOME"}
     answer = subprocess.run(
         [str(Path(sys.executable).parent / "muster"), "version", "--json"], env=env, cwd="/", capture_output=True,
-        text=True, timeout=120, check=True,
+        text=True, timeout=240, check=True,
     )  # fmt: skip
     return json.loads(answer.stdout)
 
@@ -61,7 +61,7 @@ def test_the_versions_are_those_that_torch_tells() -> None:
         env=clean_environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=True,
     )
     own = json.loads(answer.stdout)

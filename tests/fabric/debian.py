@@ -26,7 +26,7 @@ def packages(suite: str, folder: Path) -> Path:
     _apt(suite, folder, "update")
     _apt(suite, folder, "download", *PACKAGES[suite])
     for package in sorted((folder / "archives").glob("*.deb")):
-        subprocess.run(["dpkg-deb", "--extract", package, folder / "root"], check=True, timeout=60)
+        subprocess.run(["dpkg-deb", "--extract", package, folder / "root"], check=True, timeout=240)
     # Releases have /lib and /lib64 as links into /usr; a package of an older one has files in /lib.
     for name in ("lib", "lib64"):
         merged = folder / "root" / name
@@ -47,7 +47,7 @@ def _mirror() -> str:
         ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     own = sorted({line for line in listed.stdout.split() if "security" not in line})
@@ -71,7 +71,7 @@ def _apt(suite: str, folder: Path, *words: str) -> None:
     }
     argv = ["apt-get", "--quiet", "--quiet", *(f"-o{name}={value}" for name, value in options.items()), *words]
     try:
-        answer = subprocess.run(argv, cwd=folder / "archives", capture_output=True, text=True, timeout=120, check=False)
+        answer = subprocess.run(argv, cwd=folder / "archives", capture_output=True, text=True, timeout=240, check=False)
         problem = answer.stderr.strip() if answer.returncode else ""
     except subprocess.TimeoutExpired:
         problem = "no answer in 120 s"

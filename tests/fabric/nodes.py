@@ -119,4 +119,4 @@ def loaded(path: Path) -> list[str]:
 
 def run(*words: object, **options: object) -> "subprocess.CompletedProcess[str]":
     """The ended command."""
-    return subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload]
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=240, **options)  # type: ignore[call-overload]

@@ -49,7 +49,7 @@ def run(slingshot: Path, tmp_path: Path) -> Run:
         }
         return subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, env={**clean_environment(), **own, **(env or {})},
-            capture_output=True, text=True, timeout=200, check=False,
+            capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
 
     return start

@@ -54,7 +54,7 @@ def opened(opener: Path, name: str, image: Path, *folders: Path) -> tuple[str, s
         [loader, "--inhibit-cache", "--library-path", path, opener, name],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     mapped = {Path(line.split()[-1]) for line in answer.stdout.splitlines() if ".so" in line.split()[-1]}

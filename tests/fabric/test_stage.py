@@ -105,7 +105,7 @@ def test_all_tasks_of_a_node_stage_at_once(tmp_path: Path, temporary: dict[str, 
         assert task.stdin
         task.stdin.write("go\n")
         task.stdin.flush()
-    said = {task.communicate(timeout=60)[0].strip() for task in tasks}
+    said = {task.communicate(timeout=240)[0].strip() for task in tasks}
     assert [task.returncode for task in tasks] == [0] * 6
     assert len(said) == 1
     assert sorted(os.listdir(said.pop())) == ["libcxi.so.1", "libfabric.so.1", "libnccl-net.so"]

@@ -43,7 +43,7 @@ def words(text: str, folder: Path) -> list[str]:
     script = "eval \"python3 -c '$PROGRAM' $(cat)\""
     done = subprocess.run(
         ["sh", "-c", script], input=text, env={"PATH": "/usr/bin:/bin", "PROGRAM": program}, cwd=folder,
-        capture_output=True, text=True, timeout=60, check=True,
+        capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
     assert list(folder.iterdir()) == []
     return json.loads(done.stdout)

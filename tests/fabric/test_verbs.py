@@ -66,7 +66,7 @@ def test_libibverbs_takes_the_providers_that_came_with_it(bookworm: Path, tmp_pa
         env={**env, **found.settings.variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -184,9 +184,9 @@ class Tree:
         self._parts.mkdir(parents=True, exist_ok=True)
         made = self._parts / "last.o"
         source += '.section .note.GNU-stack,"",%progbits\n'
-        subprocess.run(["as", "-o", made, "-"], input=source, text=True, check=True, timeout=60)
+        subprocess.run(["as", "-o", made, "-"], input=source, text=True, check=True, timeout=240)
         flags = ["-shared", "--no-as-needed", "--allow-shlib-undefined"]
-        subprocess.run(["ld", *flags, "-o", path, made, *options], check=True, timeout=60)
+        subprocess.run(["ld", *flags, "-o", path, made, *options], check=True, timeout=240)
         return path
 
     def _versions(self, soname: str, versions: Sequence[str]) -> list[str]:
@@ -273,7 +273,7 @@ def opened(name: str, *folders: Path) -> str:
         env={"LD_LIBRARY_PATH": ":".join(map(str, folders))},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     return answer.stdout.strip()

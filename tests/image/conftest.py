@@ -86,7 +86,7 @@ def make_base(podman: Podman, folder: Path) -> None:
     argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=ca-certificates"]
     argv += [f"--aptopt={folder}/apt.conf", f"--customize-hook={hook}", "bookworm", "root.tar", "sources.list"]
     subprocess.run(argv, cwd=folder, env={**os.environ, "SOURCE_DATE_EPOCH": commit_time()}, check=True, timeout=600)
-    podman("import", folder / "root.tar", BASE, timeout=300)
+    podman("import", folder / "root.tar", BASE, timeout=600)
     (folder / "root.tar").unlink()
 
 

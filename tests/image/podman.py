@@ -53,7 +53,7 @@ class Podman:
         self.env = {**os.environ, "CONTAINERS_CONF": str(config), "CONTAINERS_STORAGE_CONF": str(storage)}
 
     def __call__(
-        self, *words: object, timeout: float = 120, check: bool = True, env: Mapping[str, str] | None = None
+        self, *words: object, timeout: float = 600, check: bool = True, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """The ended `podman WORDS...`, with what it wrote.
 
@@ -67,7 +67,7 @@ class Podman:
         return done
 
     def run(
-        self, image: str, *words: object, options: Sequence[object] = (), timeout: float = 400
+        self, image: str, *words: object, options: Sequence[object] = (), timeout: float = 600
     ) -> subprocess.CompletedProcess[str]:
         """The ended `podman run --rm OPTIONS IMAGE WORDS...`, whatever its exit code."""
         return self("run", "--rm", *options, image, *words, timeout=timeout, check=False)

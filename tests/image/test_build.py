@@ -68,7 +68,7 @@ class Machine:
         path = f"{self.programs}:{Path(sys.executable).parent}:/usr/bin:/bin"
         env = {"HOME": str(self.home), "PATH": path, "ENGINE": self.engine, "TMPDIR": str(self.home), **variables}
         argv = [ROOT / "image" / script]
-        return subprocess.run(argv, env=env, cwd=self.home, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(argv, env=env, cwd=self.home, capture_output=True, text=True, timeout=600, check=False)
 
     def words(self) -> list[str]:
         """The words of the engine's build command."""
@@ -180,7 +180,7 @@ def test_make_hands_its_settings_on_and_installs_nothing_on_this_machine(machine
     settings = [f"APT_SOURCES={tmp_path / 'mirror.list'}", "TAG=mine"]
     env = {"HOME": str(machine.home), "PATH": f"{machine.programs}:/usr/bin:/bin", "ENGINE": machine.engine}
     argv = ["make", f"--directory={ROOT}", "image", *settings]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     assert machine.secret("apt.sources") == ["deb http://mirror.example/debian bookworm main"]
     assert "mine" in machine.words()

@@ -33,7 +33,7 @@ def test_two_nodes_train_to_the_weights_of_one_process(
 ) -> None:
     name = f"sif{tasks}"
     argv = image_sif.argv(*TRAIN, f"--name={name}")
-    done = slurm2.srun("-N2", f"--ntasks-per-node={tasks}", *argv, timeout=300, env=image_sif.env(**ONE_THREAD))
+    done = slurm2.srun("-N2", f"--ntasks-per-node={tasks}", *argv, timeout=600, env=image_sif.env(**ONE_THREAD))
     assert done.returncode == 0, done.stderr
     assert "2 nodes x 2 = 4 ranks" in done.stderr
     assert_world_of_four(slurm2.shared / "runs" / name, four_ranks, ("node01", "node02"))
@@ -43,7 +43,7 @@ def test_two_nodes_train_to_the_weights_of_one_process(
 def test_three_nodes_from_a_batch_script(slurm3: SlurmCluster, image_sif: Sif) -> None:
     command = " ".join(image_sif.argv(*TRAIN, "--nproc-per-node=1", "--name=three"))
     script = f"srun -n $SLURM_NNODES --ntasks-per-node=1 {command}\n"
-    job = slurm3.sbatch(script, "-N3", timeout=300, env=image_sif.env())
+    job = slurm3.sbatch(script, "-N3", timeout=600, env=image_sif.env())
     assert job.state == "COMPLETED", job.output
     found = summary(slurm3.shared / "runs" / "three")
     assert (found["world_size"], sorted(found["hosts"])) == (3, ["node01", "node02", "node03"])
@@ -51,7 +51,7 @@ def test_three_nodes_from_a_batch_script(slurm3: SlurmCluster, image_sif: Sif) -
 
 def test_an_option_that_removes_the_jobs_variables_is_named(slurm2: SlurmCluster, image_sif: Sif) -> None:
     argv = image_sif.argv("train", "ddp", options=["--cleanenv"])
-    done = slurm2.srun("-N2", "--ntasks-per-node=1", *argv, timeout=120, env=image_sif.env())
+    done = slurm2.srun("-N2", "--ntasks-per-node=1", *argv, timeout=600, env=image_sif.env())
     assert done.returncode == 2
     assert len(lines_of_error(done.stderr)) >= 3
     assert "slurm" in done.stderr
@@ -79,7 +79,7 @@ def test_containall_hides_all_but_the_control_group(image_sif: Sif, control_grou
     argv = image_sif.argv("train", "ddp", "--max-steps=1", options=["--containall"])
     script = f"echo $$ > {control_group}/cgroup.procs && exec {shlex.join(argv)}"
     done = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, env=image_sif.env(), capture_output=True, text=True, timeout=120
+        ["sh", "-c", script], cwd=tmp_path, env=image_sif.env(), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 2, done.stderr
     assert "slurm" in done.stderr
@@ -94,7 +94,7 @@ def test_what_muster_prints_gets_a_job_through_such_an_option(
     inner = " ".join(image_sif.argv("muster", "env", "--apptainer-args"))
     detect = " ".join(image_sif.argv("muster", "detect", "--json", options=[option, "$args"]))
     script = f'args=$({inner}) || exit 1; eval "{detect}"'
-    done = slurm2.srun("-N2", "--ntasks-per-node=1", "sh", "-c", script, timeout=120, env=image_sif.env())
+    done = slurm2.srun("-N2", "--ntasks-per-node=1", "sh", "-c", script, timeout=600, env=image_sif.env())
     assert done.returncode == 0, done.stderr
     assert re.findall(r'"num_nodes": (\d)', done.stdout) == ["2", "2"]
     assert sorted(re.findall(r'"node_rank": (\d)', done.stdout)) == ["0", "1"]
@@ -152,6 +152,6 @@ def started(podman: Podman, image: str, hosts: Hosts, host: str, variables: dict
 
 def test_detection_in_the_sif_is_that_of_the_host(slurm2: SlurmCluster, image_sif: Sif) -> None:
     argv = image_sif.argv("muster", "detect", "--json")
-    done = slurm2.srun("-N1", "-n1", *argv, timeout=120, env=image_sif.env())
+    done = slurm2.srun("-N1", "-n1", *argv, timeout=600, env=image_sif.env())
     found = json.loads(done.stdout)
     assert (found["scheduler"], found["launcher"], found["hosts"]) == ("slurm", "srun", ["node01"])

@@ -110,7 +110,7 @@ def test_binds_for_apptainer(image_sif: Sif, site: Path) -> None:
     start, middle, end = run.partition(f" {image_sif.path} ")
     script = f'binds=$({shlex.join(ask)}) || exit; eval "{start} --bind {site} $binds{middle}{end}"'
     done = subprocess.run(
-        ["sh", "-c", script], cwd=site, env=image_sif.env(), capture_output=True, text=True, timeout=300
+        ["sh", "-c", script], cwd=site, env=image_sif.env(), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     libraries = sorted(f"/opt/fabric/lib/{name}" for name in SONAMES)

@@ -28,7 +28,7 @@ def test_trains(image_sif: Sif, verb: str, tmp_path: Path) -> None:
     """By `apptainer run` and as a program; the tests below do so by `apptainer exec`."""
     argv = [str(image_sif.path), *TRAIN] if verb == "file" else image_sif.argv(*TRAIN, verb=verb)
     path = f"{Path(image_sif.apptainer).parent}:/usr/bin:/bin"
-    done = subprocess.run(argv, cwd=tmp_path, env=image_sif.env(PATH=path), capture_output=True, text=True, timeout=180)
+    done = subprocess.run(argv, cwd=tmp_path, env=image_sif.env(PATH=path), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "1 node x 2 = 2 ranks" in done.stderr
     assert json.loads((tmp_path / "runs/try/summary.json").read_text())["world_size"] == 2
@@ -122,7 +122,7 @@ class Node:
             ),
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=600,
         )
 
 

@@ -93,7 +93,7 @@ class Cluster:
         script.write_text(text)
         env = {**self.variables, **self.job[name], **more}
         argv = ["bash", script, *arguments]
-        return subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=240)
 
     def words(self, name: str) -> list[list[str]]:
         """The words of each call of the stand-in `name`."""

@@ -19,7 +19,7 @@ START = "import sys; from muster.entrypoint.cli import muster; sys.argv[0] = 'mu
 def job(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-c", START, "job", *words]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
 
 
 def refusal(*words: str, cwd: Path | None = None) -> list[str]:

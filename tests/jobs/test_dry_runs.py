@@ -88,7 +88,7 @@ def test_grid_engine_tells_each_host_what_to_run_by_its_input(cluster: Cluster) 
     assert first == second
     # apptainer's stand-in shows what comes out, in a shell with nothing set.
     env = {"RECORDS": str(cluster.records)}
-    subprocess.run(["/bin/bash", "-s"], input=first, text=True, cwd="/", env=env, check=True, timeout=30)
+    subprocess.run(["/bin/bash", "-s"], input=first, text=True, cwd="/", env=env, check=True, timeout=240)
     (words,) = cluster.words("apptainer")
     assert words[words.index(cluster.image.name) + 1 :] == ["train", "ddp", *arguments]
     variables = cluster.environment("apptainer")

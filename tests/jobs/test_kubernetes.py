@@ -29,7 +29,7 @@ def detected(pod: pods.Pod, folder: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout)
@@ -126,7 +126,7 @@ def test_a_pytorchjob_stops_all_pods_when_one_has_failed() -> None:
 def test_a_pytorchjobs_pod_ends_by_a_code_that_the_operator_understands(code: int, seen: int) -> None:
     require_programs("tini")
     (pod,) = pods.of(manifest("pytorchjob", nodes=1, command=("sh", "-c", f"exit {code}")))
-    assert subprocess.run(pod.command, timeout=60, check=False).returncode == seen
+    assert subprocess.run(pod.command, timeout=240, check=False).returncode == seen
 
 
 def test_a_pytorchjobs_pod_waits_for_training_to_end_after_sigterm(tmp_path: Path) -> None:
@@ -139,14 +139,14 @@ def test_a_pytorchjobs_pod_waits_for_training_to_end_after_sigterm(tmp_path: Pat
         f"    sys.exit({ExitCode.PREEMPTED})\n"
         "signal.signal(signal.SIGTERM, end)\n"
         "pathlib.Path(sys.argv[1], 'started').touch()\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     (pod,) = pods.of(manifest("pytorchjob", nodes=1, command=(sys.executable, "-c", code, str(tmp_path))))
     process = subprocess.Popen(pod.command)
     try:
         wait_for("training to start", (tmp_path / "started").exists, timeout_s=60)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 203
+        assert process.wait(timeout=240) == 203
     finally:
         process.kill()
     assert (tmp_path / "checkpoint").exists()
@@ -163,12 +163,12 @@ def test_pods_wait_until_the_names_of_all_are_known(kind: str, tmp_path: Path) -
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     words = pods.of(text)[2].before
     assert words[:2] == ["timeout", "1800"]
-    assert subprocess.run(words, env=env, timeout=60, check=False).returncode == 0
+    assert subprocess.run(words, env=env, timeout=240, check=False).returncode == 0
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == [f"ahosts {pod.address}" for pod in pods.of(text) for _ in range(2)]
     # Names that never come end the wait, by an exit code that is neither 2 nor 75.
     stand_in.write_text("#!/bin/sh\nexit 2\n")
-    assert subprocess.run(["timeout", "0.2", *words[2:]], env=env, timeout=60, check=False).returncode == 124
+    assert subprocess.run(["timeout", "0.2", *words[2:]], env=env, timeout=240, check=False).returncode == 124
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -127,7 +127,7 @@ def test_what_the_user_asks_for_is_in_the_manifest() -> None:
     # It makes the same again.
     typed = shlex.split(made_by.removeprefix("# Made by:"))
     code = f"import sys; from muster.entrypoint.cli import muster; sys.argv = {typed!r}; muster()"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240)
     assert (answer.returncode, answer.stdout) == (0, text), answer.stderr
 
 

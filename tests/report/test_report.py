@@ -23,7 +23,7 @@ def muster(*arguments: str, cwd: Path, **variables: str) -> "subprocess.Complete
     )
     env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(cwd), **variables}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -121,7 +121,7 @@ def test_who_stops_reading_gets_no_traceback(make: Make) -> None:
         f"import os, sys; from muster.report import __main__ as command; {close}; "
         f"command.tables.show = lambda *all: None; sys.argv[1:] = [{str(make('run'))!r}]; command.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -169,7 +169,7 @@ def test_nothing_heavy_is_loaded_before_it_is_needed() -> None:
     heavy = ("torch", "numpy", "matplotlib", "rich", "jinja2")
     code = f"import json, sys, muster.report.__main__; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
     answer = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240, check=True
     )
     assert json.loads(answer.stdout) == []
 

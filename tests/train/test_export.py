@@ -25,7 +25,7 @@ def test_torchvision_reads_what_fsdp_has_trained(train, tmp_path):
     code = f"import sys; sys.argv = {argv}; from muster.entrypoint.cli import train; train()"
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "weights.pt" in ended.stdout

@@ -106,7 +106,7 @@ def test_what_a_terminal_shows(environment, small, tmp_path):
     except OSError:
         pass  # the other end is closed: the process has ended
     os.close(ours)
-    assert process.wait(120) == 0
+    assert process.wait(240) == 0
     assert b"\x1b[" in shown
     assert b" left\x1b[K\r" in shown
     assert b"images/s" in shown
@@ -116,7 +116,7 @@ def test_what_a_terminal_shows(environment, small, tmp_path):
 @pytest.mark.process
 def test_torchrun_hears_of_an_error(environment, tmp_path):
     command = [*TORCHRUN, "-m", "muster.train", "ddp", "--model=resnet81"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
     assert ended.returncode != 0
     assert ended.stderr.count("error: there is no classification model called resnet81") == 1
     assert "exitcode  : 2" in ended.stderr

@@ -88,7 +88,7 @@ def test_the_site_is_the_launchs_word_the_users_or_the_clusters_name(environ, na
 def test_the_launch_tells_bench_its_site():
     code = "from muster.entrypoint.cli import muster; muster()"
     command = [sys.executable, "-P", "-c", code, "bench", "--site=juwels-booster", "--dry-run"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=240)
     assert f"export {LaunchVariable.SITE_FOUND}=juwels-booster\n" in done.stdout
 
 

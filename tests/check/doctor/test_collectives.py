@@ -148,7 +148,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     ]
     env = environment({"MASTER_ADDR": "127.0.0.1", "TORCH_CPP_LOG_LEVEL": "ERROR"})
     command = [sys.executable, "-c", RANKS, json.dumps(scenarios)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert all((folder / "findings").exists() for folder in folders), done.stderr
     return [json.loads((folder / "findings").read_text()) for folder in folders]
 

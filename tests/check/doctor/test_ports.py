@@ -89,7 +89,7 @@ def test_what_swallows_large_messages_is_called_so(monkeypatch):
             connection, _ = server.accept()
             with connection:
                 connection.sendall(ports.sign("known", connection.recv(16)))
-                ended.wait(30)
+                ended.wait(240)
 
         threading.Thread(target=answer, daemon=True).start()
         assert probe("127.0.0.1", server.getsockname()[1], "known") == STALLED

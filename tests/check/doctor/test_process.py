@@ -32,7 +32,7 @@ def start(
         env={**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=240,
         check=False,
     )
 

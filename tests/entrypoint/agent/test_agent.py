@@ -33,12 +33,12 @@ with open(os.path.join(os.environ["MUSTER_RANK_REPORTS"], str(os.getpid())), "w"
         print(RankReport.ERROR_SHOWN, file=file)
 with open(f"rank-{rank}.log", "w") as log:
     print(*(f"line {number}" for number in range(30)), "\\x1b[1mthe last", sep="\\n", file=log)
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 240
 while rank == "1" and not os.path.exists("rank-0.log") and time.monotonic() < deadline:
     time.sleep(0.05)  # the agent ends the other as soon as this one has ended: its log is looked for below
 if rank == "1":
     os.kill(os.getpid(), getattr(signal, sys.argv[1])) if sys.argv[1] != "1" else sys.exit(1)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -46,7 +46,7 @@ def run(folder: Path, how: str, told: str = "") -> subprocess.CompletedProcess[s
     """An agent with two workers, of which the second ends by itself."""
     (folder / "worker.py").write_text(WORKER)
     given = [*argv(), how, told]
-    return subprocess.run(given, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120)
+    return subprocess.run(given, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=240)
 
 
 def argv() -> list[str]:
@@ -239,13 +239,13 @@ if os.environ["RANK"] == "0":
 print(subprocess.Popen(["sleep", "300"]).pid)
 signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 os.close(os.open("ready", os.O_CREAT))
-time.sleep(60)
+time.sleep(600)
 """
 
 
 def test_what_the_agent_stopped_is_not_the_cause_and_leaves_nothing_running(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(STOPPED)
-    ended = subprocess.run(argv(), cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(argv(), cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=240)
     # 2 is the shell's code for a wrong call, and any program's: the launch of another's program ends with 1.
     assert ended.returncode == 1
     assert "error: rank 0 on " in ended.stderr
@@ -256,7 +256,7 @@ def test_what_the_agent_stopped_is_not_the_cause_and_leaves_nothing_running(tmp_
 
 def test_workers_end_with_an_agent_that_was_killed(tmp_path: Path) -> None:
     # In one piece: the lines of both go through one pipe.
-    (tmp_path / "worker.py").write_text("import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(60)")
+    (tmp_path / "worker.py").write_text("import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(600)")
     with subprocess.Popen(
         argv(), cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
     ) as started:
@@ -275,7 +275,7 @@ time.sleep(1)  # by then the agent knows its ranks
 os.write(1, b"ready\\n")
 time.sleep(20)
 open("outlived", "w").close()
-time.sleep(100)
+time.sleep(600)
 """
 NEWER = hasattr(LaunchConfig, "shutdown_timeout")
 """Whether this torch has --shutdown-timeout and --log-line-prefix-template."""
@@ -298,7 +298,7 @@ def test_ranks_that_do_not_end_by_sigterm_are_told_and_end_by_a_second_one(tmp_p
             started.terminate()
             # torch's own lines, one for each rank that it kills, would bury what ends all.
             assert [line.partition(" on ")[0] for line in started.stderr] == ["muster: ended by SIGTERM"]
-            assert started.wait(60) == 1
+            assert started.wait(240) == 1
         finally:
             started.kill()
     assert not (NEWER and (tmp_path / "outlived").exists())
@@ -309,7 +309,7 @@ def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> 
     (tmp_path / "worker.py").write_text("import os\nos.write(1, f\"rank {os.environ['RANK']}\\n\".encode())\n")
     *agent, worker = argv()
     given = [*agent, "--tee=3", "--log-dir=logs", worker]
-    ended = subprocess.run(given, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(given, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     lines = sorted(ended.stdout.splitlines(), key=lambda line: line[-1])
     assert [line.rpartition(":")[2] for line in lines] == ["rank 0", "rank 1"]
@@ -319,7 +319,7 @@ def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> 
     if NEWER:
         given.insert(-1, "--log-line-prefix-template=<${rank}> ")
         ended = subprocess.run(
-            given, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120
+            given, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=240
         )
         assert sorted(ended.stdout.splitlines()) == ["<0> rank 0", "<1> rank 1"]
 
@@ -327,7 +327,7 @@ def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> 
 def is_gone(pid: int) -> bool:
     """Whether this process ends within seconds."""
     try:
-        psutil.Process(pid).wait(timeout=20)
+        psutil.Process(pid).wait(timeout=240)
     except psutil.NoSuchProcess:
         pass
     except psutil.TimeoutExpired:
@@ -440,7 +440,7 @@ def test_a_terminal_that_is_closed_ends_nothing_under_nohup(tmp_path: Path, nohu
             with suppress(subprocess.TimeoutExpired):
                 agent.wait(0.5)
             (tmp_path / "go").touch()
-            assert agent.wait(60) == (0 if nohup else 1)
+            assert agent.wait(240) == (0 if nohup else 1)
         finally:
             agent.kill()
 
@@ -465,7 +465,7 @@ def test_of_two_signals_the_one_that_ends_the_launch_is_told(
             assert agent.stdout.readline() == "heard\n"
             agent.send_signal(getattr(signal, second))
             (tmp_path / "go").touch()
-            assert agent.wait(60) == code
+            assert agent.wait(240) == code
             assert agent.stderr is not None
             said = agent.stderr.read()
         finally:
@@ -479,7 +479,7 @@ def test_a_warning_is_no_accident_after_which_ranks_start_again(tmp_path: Path) 
         with started(tmp_path, options=("--max-restarts=2",), **variables) as agent:
             try:
                 agent.send_signal(signal.SIGTERM)
-                assert agent.wait(60) == code
+                assert agent.wait(240) == code
                 assert agent.stderr is not None
                 assert "start again" not in agent.stderr.read()
             finally:
@@ -498,12 +498,12 @@ def test_a_signal_that_comes_while_an_agent_tells_how_it_ended_changes_nothing(t
             assert agent.poll() is None
             time.sleep(0.05)
         children = psutil.Process(agent.pid).children()
-        psutil.wait_procs(children, timeout=30)
+        psutil.wait_procs(children, timeout=240)
         time.sleep(1)
         agent.send_signal(signal.SIGTERM)
         assert agent.stderr is not None
         said = agent.stderr.read()
-        assert agent.wait(30) == 1
+        assert agent.wait(240) == 1
     assert b"Traceback" not in said
     assert b"error: rank 0 on " in said
 
@@ -512,7 +512,7 @@ def test_an_option_of_the_script_is_not_the_node_rank_of_the_launch(tmp_path: Pa
     with started(tmp_path, "--node-rank=1", MUSTER_COMMAND="train ddp", MUSTER_MAX_REQUEUES="3") as agent:
         try:
             agent.send_signal(signal.SIGTERM)
-            _, said = agent.communicate(timeout=60)
+            _, said = agent.communicate(timeout=240)
         finally:
             agent.kill()
     assert "muster: attempt 1 of 4 ends with 75" in said  # which the node of rank 0 alone prints
@@ -524,6 +524,6 @@ def test_an_agent_whose_words_nobody_reads_has_its_code(tmp_path: Path) -> None:
         try:
             agent.stderr.close()
             agent.send_signal(signal.SIGTERM)
-            assert agent.wait(60) == 75
+            assert agent.wait(240) == 75
         finally:
             agent.kill()

@@ -238,6 +238,6 @@ def test_what_is_typed_in_the_shell_of_one_task_does_not_wait_for_the_others(how
     env = clean_environment() | {f"SLURM_{name}": value for name, value in {**job, **step, **place}.items()}
     # The command that is the last word takes its shell's place.
     shell = shlex.join(["bash", "--norc", how, f"{COMMANDS / 'muster'} detect; exit $?"])
-    done = subprocess.run(["script", "-qec", shell, "/dev/null"], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["script", "-qec", shell, "/dev/null"], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == code, done.stdout
     assert ("srun --overlap" in done.stdout) == (code == 2)

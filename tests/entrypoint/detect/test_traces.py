@@ -301,7 +301,7 @@ def test_a_process_below_a_scheduler_is_refused_for_real(tmp_path: Path) -> None
 
     def train(*words: str) -> subprocess.CompletedProcess[str]:
         argv = [step, sys.executable, COMMANDS / "train", *words]
-        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=240, check=False)
 
     for words in (["ddp"], ["ddp", "--dry-run"]):
         answer = train(*words)

@@ -92,7 +92,7 @@ import torch
 print(found)
 print(f"torch {torch.__version__.split('+')[0]} is built for CUDA {torch.version.cuda}" if torch.version.cuda else None)
 """
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     ours, its_own = answer.stdout.splitlines()
     assert ours == its_own
 
@@ -310,7 +310,7 @@ cli.muster()
 """
     answer = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={**clean_environment(), **old}, capture_output=True, text=True,
-        timeout=120, check=False,
+        timeout=240, check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.split() == [str(NEW), str(folder / "libcuda.so.1"), f"{folder}:{old['LD_LIBRARY_PATH']}"]

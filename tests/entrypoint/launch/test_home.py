@@ -163,7 +163,7 @@ def test_the_launch_has_them(temporary: Path, unknown: None) -> None:
 def require_unshare(*options: str) -> None:
     """Skips the test where this user may not make such a namespace, as in many containers; with CI=true fails it."""
     require_programs("unshare")
-    tried = subprocess.run(["unshare", *options, "true"], capture_output=True, text=True, timeout=30)
+    tried = subprocess.run(["unshare", *options, "true"], capture_output=True, text=True, timeout=240)
     if tried.returncode:
         refuse(f"needs leave for a namespace: {tried.stderr.strip()}")
 
@@ -181,7 +181,7 @@ def test_a_program_of_a_user_that_nobody_knows_finds_a_home(tmp_path: Path) -> N
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert answer.returncode == 0, answer.stderr
@@ -219,7 +219,7 @@ def line(stream: IO[str] | None) -> list[str]:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_sigterm_ends_process_1_where_tini_is_there(tmp_path: Path) -> None:
     require_programs("tini")
     require_unshare(*FIRST)
@@ -233,7 +233,7 @@ def test_sigterm_ends_process_1_where_tini_is_there(tmp_path: Path) -> None:
         (first,) = psutil.Process(process.pid).children()
         assert first.name() == "tini"
         first.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=240)
         assert process.returncode == 128 + signal.SIGTERM, said
         assert "process 1" not in said
     finally:
@@ -242,7 +242,7 @@ def test_sigterm_ends_process_1_where_tini_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_without_tini_a_line_says_so(tmp_path: Path) -> None:
     require_unshare(*FIRST)
     script = tmp_path / "ends.py"
@@ -250,7 +250,7 @@ def test_without_tini_a_line_says_so(tmp_path: Path) -> None:
     # mount is what unshare calls; tini is in neither of these folders.
     process = first_of_its_container(script, {"PATH": f"{tmp_path}:{Path(sys.executable).parent}"})
     try:
-        out, said = process.communicate(timeout=50)
+        out, said = process.communicate(timeout=240)
     finally:
         process.kill()
         process.wait()

@@ -84,7 +84,7 @@ train()
 def test_a_warning_that_comes_before_the_agent_is_there_waits_for_it(tmp_path: Path) -> None:
     """The scheduler's early signals end a process that does not expect them."""
     argv = [sys.executable, "-c", EXECS]
-    done = subprocess.run(argv, cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=240)
     assert done.stdout.split() == ["True"], done.stderr
 
 

@@ -116,7 +116,7 @@ def test_the_flight_recorder_knows_the_group_before_another_thread_uses_it(tmp_p
     In a process of its own: what a process records is settled with its first group.
     """
     argv = [sys.executable, "-c", RECORDED, str(tmp_path)]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr
 
 

@@ -338,7 +338,7 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path):
     # A mount namespace of its own: the small disk is gone with the process.
     command = ["unshare", "--map-root-user", "--mount", sys.executable, "-c", FULL_DISK, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     if "unshare failed" in ended.stderr or "permission denied" in ended.stderr:
         pytest.skip(f"needs leave to mount a small disk: {ended.stderr.strip().splitlines()[-1]}")
     assert ended.returncode == 0, ended.stderr

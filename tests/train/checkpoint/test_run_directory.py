@@ -210,7 +210,7 @@ from muster.config import Options
 from muster.train.checkpoint.run_directory import choose_run
 choose_run(Options(runs_dir=sys.argv[1], name="mine"), "ddp", "their launch")
 print("writes", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -195,7 +195,7 @@ def test_training_on_tokens_loads_nothing_for_images(tmp_path):
     arguments = ("--model=gpt-tiny", f"--data=tokens:{tmp_path}/text.txt", "--seq-len=8", "--batch-size=2")
     command = [sys.executable, "-m", "muster.train", "single", *arguments, "--max-steps=1", f"--runs-dir={tmp_path}"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "loaded, and not needed" not in done.stdout + done.stderr
 

@@ -95,7 +95,7 @@ def test_the_need_is_what_the_workers_really_take():
     mount = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     command = [program("unshare"), "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", PEAK]
     command += ["single", *FAKE, "--train-num-workers=2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     wanted, used, needed = map(int, done.stdout.split())
     # Beside the batches: a page for each semaphore of the queues.

@@ -176,7 +176,7 @@ print(after - before)
 def faults(how: str) -> int:
     """How often the system has to give a page of some 100 MiB that were in use before, again and again."""
     command = [sys.executable, "-c", COUNT, how]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=240)
     return int(done.stdout)
 
 

@@ -46,7 +46,7 @@ def test_a_new_one_is_a_file_and_a_line_and_is_compared_with_the_single_process(
     assert "(echo, gloo)" in ended[0].out
     assert max(apart(single, checkpoint.load_newest(tmp_path / "echo")[1])) < LIMIT
     code = f"{ADDED}from muster.train import selftest\nprint([row.strategy for row in selftest.cases(2)].count('echo'))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert answer.stdout.strip() == "1"
 
 
@@ -99,7 +99,7 @@ def test_what_can_not_work_is_refused_before_anything_is_launched(argv, words, t
     code += "try: train()\nfinally: assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", code]
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 2
     assert words in ended.stderr
     assert len(ended.stderr.splitlines()) == 3

@@ -103,5 +103,5 @@ if __name__ == "__main__":
 @pytest.mark.process
 def test_the_loss_of_cut_logits_is_that_of_whole_ones_and_no_rank_has_all(tmp_path):
     argv = [sys.executable, "-c", CUT_LOSS, str(tmp_path / "store")]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
     assert ended.returncode == 0, ended.stderr

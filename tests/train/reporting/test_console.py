@@ -140,7 +140,7 @@ def test_a_terminal_has_a_line_that_is_written_over_and_the_log_gets_lines(tmp_p
     reader.start()
     env = environment({"TERM": "xterm-256color", "COLUMNS": "100"})
     try:
-        code = subprocess.run(argv, env=env, cwd=tmp_path, stdout=there, stderr=there, timeout=150).returncode
+        code = subprocess.run(argv, env=env, cwd=tmp_path, stdout=there, stderr=there, timeout=240).returncode
     finally:
         os.close(there)
         reader.join(30)
@@ -212,14 +212,14 @@ for all_ranks in (False, True):
     here, there = pty.openpty()
     with os.fdopen(there, "w") as screen, os.fdopen(here):
         argv = [sys.executable, "-c", code]
-        assert subprocess.run(argv, env=environment(), cwd=tmp_path, stderr=screen, timeout=100).returncode == 0
+        assert subprocess.run(argv, env=environment(), cwd=tmp_path, stderr=screen, timeout=240).returncode == 0
 
 
 @pytest.mark.process
 def test_a_console_that_takes_nothing_ends_no_training(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "muster.train", "single", *SHORT, "--name=run", f"--runs-dir={tmp_path}"]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(argv, env=environment(), cwd=tmp_path, stdout=full, stderr=full, timeout=150)
+        done = subprocess.run(argv, env=environment(), cwd=tmp_path, stdout=full, stderr=full, timeout=240)
     assert done.returncode == 0
     assert "validation accuracy" in log_of(tmp_path / "run", 0)
 
@@ -228,6 +228,6 @@ def test_a_console_that_takes_nothing_ends_no_training(tmp_path: Path) -> None:
 def test_letters_that_the_console_has_not_end_no_training(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "muster.train", "single", *SHORT, "--name=run", f"--runs-dir={tmp_path / 'größe'}"]
     env = environment({"PYTHONIOENCODING": "ascii"})
-    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "gr\\xf6\\xdfe/run" in done.stdout
