@@ -1,4 +1,4 @@
-"""Trainings that are compared: what is the same in all of them, and how far two states are apart."""
+"""Comparisons of trainings: the options that they share, and the differences between two trained states."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ SPLITS = {
     "tp": (4, ["--tensor-parallel=2"]),
     "pipeline": (2, ["--batch-size=8", "--microbatches=2"]),
 }
-"""Each strategy's world, and the options by which it goes through two micro-batches of TEXT."""
+"""Each strategy's world size, and the options by which a step takes two micro-batches of TEXT."""
 
 LIMIT = 1e-6
 """The largest relative difference of all weights, and of all moments, to those of the single process."""
@@ -38,14 +38,14 @@ def moments(state):
 
 
 def apart(one, other):
-    """The relative difference of two trained states: of the weights, and of the moments."""
+    """The relative differences of two trained states: that of the weights, and that of the moments."""
     pairs = [(one["model"], other["model"]), (moments(one), moments(other))]
     assert all(first.keys() == second.keys() for first, second in pairs)
     return [((vector(a) - vector(b)).norm() / vector(a).norm()).item() for a, b in pairs]
 
 
 def losses(one, other, names=("train_loss", "valid_loss")):
-    """The relative differences of what two trained states tell of their last epoch."""
+    """The relative differences of two trained states in the values `names` of their last epoch."""
     pairs = [[state["progress"]["history"][-1][name] for state in (one, other)] for name in names]
     return [abs(first - second) / first for first, second in pairs]
 

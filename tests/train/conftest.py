@@ -21,7 +21,7 @@ SMALL = ["--data=digits", "--image-size=16", "--no-bf16", "--batch-size=8"]
 
 
 TOLD = pytest.StashKey[dict[str, list[str]]]()
-"""What tests want to be read though they pass: lines below titles."""
+"""Lines that tests print at the end of the session though they pass, by title."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -33,7 +33,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def tell(pytestconfig: pytest.Config) -> Callable[[str, str], None]:
-    """Adds a line, below a title, to what is printed at the end."""
+    """Adds a line below a title to the report at the end of the session."""
     told = pytestconfig.stash.setdefault(TOLD, {})
     return lambda title, line: told.setdefault(title, []).append(line)
 
@@ -48,7 +48,7 @@ class Ended:
 
 
 def free_port() -> int:
-    """A port nobody listens on, below the range from which the system gives ports to outgoing connections."""
+    """A free port, below the range from which the system gives ports to outgoing connections."""
     while True:
         port = random.randrange(20000, 32000)
         with socket.socket() as probe:
@@ -60,9 +60,9 @@ def free_port() -> int:
 
 
 def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
-    """A clean environment for a trainer: what a job has, and nothing of a launcher around the tests."""
+    """An environment for a trainer with the few variables that any job has, and none of a launcher around the tests."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
-    # Without GPUs, also where there are some: several ranks, exact sums and gloo are what these tests are about.
+    # GPUs are hidden where there are some: these tests are about several ranks, exact sums and gloo.
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "CUDA_VISIBLE_DEVICES": ""}
     return {**kept, **own, **extra}
 
@@ -70,7 +70,7 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
 def rank_environments(
     world_size: int, env: Mapping[str, str], rank_env: Mapping[int, Mapping[str, str]]
 ) -> list[dict[str, str]]:
-    """The environment of each rank; one alone gets no RANK."""
+    """The environment of each rank; a single process gets no RANK."""
     port = str(free_port())
     environments = []
     for rank in range(world_size):
@@ -90,7 +90,7 @@ def start_ranks(
     rank_env: Mapping[int, Mapping[str, str]] = {},
     program: tuple[str, ...] = ("-m", "muster.train"),
 ) -> list[subprocess.Popen[bytes]]:
-    """`python -m muster.train` for each rank, its output in files below `folder`."""
+    """Starts `python -m muster.train` for each rank, with its output in files in `folder`."""
     processes = []
     for rank, own in enumerate(rank_environments(world_size, env, rank_env)):
         with (folder / f"out{rank}").open("wb") as out, (folder / f"err{rank}").open("wb") as err:
@@ -100,7 +100,7 @@ def start_ranks(
 
 
 def wait_ranks(processes: list[subprocess.Popen[bytes]], folder: Path, deadline_s: float = 450) -> list[Ended]:
-    """How each process ended; all are killed, and the test fails, when one has not by `deadline_s`."""
+    """Waits for the processes; returns their results. After `deadline_s` it kills all, and the test fails."""
     end = time.monotonic() + deadline_s
     try:
         for process in processes:
@@ -114,13 +114,13 @@ def wait_ranks(processes: list[subprocess.Popen[bytes]], folder: Path, deadline_
 
 
 def read_ranks(codes: list[int], folder: Path) -> list[Ended]:
-    """What ranks that ended with `codes` printed into `folder`."""
+    """The results of ranks: their exit `codes`, and their output from the files in `folder`."""
     texts = [[(folder / f"{name}{rank}").read_text() for name in ("out", "err")] for rank in range(len(codes))]
     return [Ended(code, *text) for code, text in zip(codes, texts, strict=True)]
 
 
 def bare(ended: list[Ended]) -> list[str]:
-    """The lines of all ranks' standard error, without the host and rank that stand before those of ranks but 0."""
+    """The lines of all ranks' standard error, without the prefix of host and rank that all ranks but 0 have."""
     return [re.sub(r"^\[\S+ [1-9]\d*\] ", "", line) for rank in ended for line in rank.err.splitlines()]
 
 
@@ -139,10 +139,10 @@ def forks() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="session")
 def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]) -> Train:
-    """Runs the trainer with ARGV in `world_size` processes, and answers how each ended.
+    """Runs the trainer with `argv` in `world_size` processes; returns the result of each.
 
-    Each runs the code `before` first. With `shm`, options of a tmpfs, they have a /dev/shm of their own, for which the
-    test must be root.
+    Each process runs the code `before` first. With `shm`, options of a tmpfs, the processes share a private /dev/shm,
+    for which the test must be root.
     """
 
     def run(
@@ -178,13 +178,13 @@ def train(tmp_path_factory: pytest.TempPathFactory, forks: subprocess.Popen[str]
 
 @pytest.fixture(scope="session")
 def ranks():
-    """`start_ranks` and `wait_ranks`, for tests that meddle with the processes."""
+    """`start_ranks` and `wait_ranks`, for tests that act on the running processes."""
     return start_ranks, wait_ranks
 
 
 @pytest.fixture(scope="session")
 def small() -> list[str]:
-    """Options for runs that are over soon."""
+    """Options for short runs."""
     return list(SMALL)
 
 
@@ -196,7 +196,7 @@ def summary_of() -> Callable[[Path], dict]:
 
 @pytest.fixture(scope="session")
 def make_images() -> Callable[..., Path]:
-    """Fills a folder with `per_class` JPEG files in each of `classes`: noise, a shade a class."""
+    """Fills a folder with `per_class` JPEG files in each of `classes`: noise, brighter in each further class."""
 
     def make(root: Path, per_class: int = 12, classes: tuple[str, ...] = ("bird", "cat"), size: int = 40) -> Path:
         drawn = np.random.default_rng(0)

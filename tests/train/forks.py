@@ -1,11 +1,11 @@
-"""Starts trainers quickly: imports torch once, then forks a process for each rank that is asked for.
+"""Starts trainers quickly: imports torch once, then forks a process for each requested rank.
 
 A request is a line of JSON: {"ranks": [{"argv", "env", "folder", "name", "before"}], "deadline_s", "shm"}. The answer
-is a line with the exit codes, null for a rank that had to be killed at the deadline. Run as a program, by the fixture
-`train`.
+is a line with the exit codes, null for a rank that had to be killed at the deadline. The fixture `train` runs this file
+as a program.
 
-The code `before` is run before the trainer. With `shm`, options of a tmpfs ("size=16m"), the ranks have a /dev/shm of
-their own.
+The code `before` is run before the trainer. With `shm`, options of a tmpfs ("size=16m"), the ranks share a private
+/dev/shm.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 0x40000  # <sch
 
 
 def mount_shm(options: str) -> None:
-    """Mounts a tmpfs on /dev/shm that this process and its children see, and nobody else."""
+    """Mounts a tmpfs on /dev/shm that only this process and its children see."""
     libc = ctypes.CDLL(None, use_errno=True)
     flags = MS_RDONLY if options == "ro" else 0
     data = None if flags else options.encode()
@@ -59,7 +59,7 @@ def become(asked: dict) -> int:
 
 
 def fork(asked: dict) -> int:
-    """The process id of a rank."""
+    """Forks a process for a rank; returns its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -73,7 +73,7 @@ def fork(asked: dict) -> int:
 
 
 def wait(pids: list[int], deadline_s: float) -> list[int | None]:
-    """The exit codes of `pids`."""
+    """Waits for the processes `pids`; returns their exit codes, None for each that it killed after `deadline_s`."""
     end = time.monotonic() + deadline_s
     codes: dict[int, int | None] = {}
     while len(codes) < len(pids):
@@ -89,7 +89,7 @@ def wait(pids: list[int], deadline_s: float) -> list[int | None]:
 
 
 def within(request: dict) -> list[int | None]:
-    """The exit codes of ranks that share a /dev/shm of their own."""
+    """Runs ranks that share a private /dev/shm; returns their exit codes."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -106,7 +106,7 @@ def within(request: dict) -> list[int | None]:
 
 
 def load_all() -> None:
-    """Imports what trainers import once they know what to do, so that not each of them has to."""
+    """Imports the modules that a trainer imports only after reading its options, so that each fork has them already."""
     parse(["single"])
     for name in STRATEGIES:
         import_module(f"muster.train.parallel.{name}")

@@ -1,4 +1,4 @@
-"""That the benchmarks run, with each of their contenders: at sizes that measure nothing."""
+"""Short runs of the benchmarks with each of their contenders, at sizes too small to measure anything."""
 
 import os
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*argv: str) -> str:
-    """What a benchmark prints."""
+    """Runs a benchmark; returns its output."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "benchmarks" / argv[0]), *argv[1:]]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)

@@ -1,4 +1,4 @@
-"""`--compile`: what is compiled trains what is not, whatever the strategy; and what can't be compiled is refused."""
+"""`--compile`: compiled models train as uncompiled ones under every strategy; what can't be compiled is refused."""
 
 import pytest
 import torch
@@ -10,19 +10,19 @@ from muster.train.models import build, place
 from muster.train.parallel.strategy import Gradients
 from tests.train.comparing import DIGITS, SPLITS, STEPS, TEXT, apart, losses, trained
 
-# Compilers reorder sums: as near as fp32 is, not bit for bit.
+# Compilers reorder sums, so the results agree within the precision of fp32, not bit for bit.
 NEAR = 1e-4
 
 WITHOUT_KERNELS = "import functools, torch; torch.compile = functools.partial(torch.compile, backend='aot_eager')"
-"""All of torch's compiler but its last part, which takes the longest: the graphs run by the kernels that are there."""
+"""torch's compiler without its last and slowest part: the kernels that torch has anyway run the graphs."""
 
 
 def compiled(train, before="", **how):
-    """The fixture `train`, for runs that are compiled."""
+    """The fixture `train` with `--compile=default`."""
     return lambda argv, size, ok: train([*argv, "--compile=default"], size, ok=ok, before=before, **how)
 
 
-@pytest.mark.long  # minutes of the compiler
+@pytest.mark.long  # the compiler takes minutes
 @pytest.mark.process
 @pytest.mark.once
 def test_compiled_kernels_train_the_same(train, tmp_path):
@@ -141,7 +141,7 @@ def test_a_missing_compiler_is_told(monkeypatch, tmp_path, device, variable):
 
 
 def test_on_cpus_torch_looks_for_no_clang_by_itself(monkeypatch, tmp_path):
-    """As its `torch._inductor.config.cpp.cxx` says: with clang++ alone the first step would end in a traceback."""
+    """torch takes g++ (`torch._inductor.config.cpp.cxx`): with clang++ alone the first step ends in a traceback."""
     (tmp_path / "Python.h").touch()
     (tmp_path / "clang++").touch(mode=0o755)
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))

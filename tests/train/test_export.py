@@ -1,4 +1,4 @@
-"""Weights for others: one plain file that torch and torchvision read."""
+"""`train export`: the weights of a checkpoint in one file that torch and torchvision read."""
 
 import shutil
 import subprocess
@@ -54,7 +54,7 @@ def test_what_can_not_be_exported(tmp_path):
     assert torch.equal(torch.load(tmp_path / "a.pt", weights_only=True)["w"], torch.ones(3))
     with pytest.raises(MusterError, match="already"):
         export(tmp_path / "run", tmp_path / "a.pt")
-    for name in ("none", "n" * 300):  # the system does not even look for the second
+    for name in ("none", "n" * 300):  # the second name is too long for any file system
         with pytest.raises(MusterError, match="no such run"):
             export(tmp_path / name, None)
     for name in ("no/folder.pt", "n" * 300):

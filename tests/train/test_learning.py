@@ -1,6 +1,6 @@
-"""Every strategy learns: a transformer to write as this repository's sources are, a classifier to read digits.
+"""Every strategy learns: a transformer learns this repository's sources, a classifier images of digits.
 
-The curves are told at the end: the training loss of each epoch, and what validation came to.
+The report at the end of the session has the curves: the training loss of each epoch, and the last validation.
 """
 
 import math
@@ -10,8 +10,8 @@ import pytest
 
 from tests.train.comparing import ROOT
 
-# A minute each. ddp learns in data/test_tokens.py and test_train.py, and all train as the single process does in
-# parallel/test_matrix.py.
+# A minute each. Shorter tests: data/test_tokens.py and test_train.py show that ddp learns, parallel/test_matrix.py that
+# all strategies train as the single process does.
 pytestmark = [pytest.mark.process, pytest.mark.once, pytest.mark.long]
 
 SOURCES = ROOT / "train" / "parallel"
@@ -23,12 +23,12 @@ RESNET = ["--data=digits", "--image-size=16", "--epochs=2", "--lr=0.005", "--no-
 
 
 def curve(values):
-    """Values as bars, the largest the highest."""
+    """`values` as a bar chart in one line."""
     return "".join(" ▁▂▃▄▅▆▇█"[math.ceil(8 * value / max(values))] for value in values)
 
 
 def entropy_of_bytes(folder):
-    """What a loss comes to that knows how often each byte is there, and nothing of what is before it, in nats."""
+    """The entropy of single bytes, in nats: the loss of a model that knows only how frequent each byte is."""
     counts = Counter(b"".join(path.read_bytes() for path in folder.rglob("*.py")))
     total = counts.total()
     return -sum(number / total * math.log(number / total) for number in counts.values())
@@ -36,7 +36,7 @@ def entropy_of_bytes(folder):
 
 @pytest.fixture
 def learned(train, summary_of, tell, tmp_path):
-    """The last epoch of a strategy's run, after its curve has been told."""
+    """Trains with a strategy and reports its curve; returns the record of the last epoch."""
 
     def run(title, strategy, world_size, options):
         train([strategy, *options, "--name=run", f"--runs-dir={tmp_path}"], world_size, ok=True)

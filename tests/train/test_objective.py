@@ -1,4 +1,4 @@
-"""Smoothed labels, and kernels that give the same bits: what they do, and that every split does it."""
+"""Label smoothing and deterministic kernels, in one process and split over ranks."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_what_does_not_go_together(options, words):
 
 @pytest.mark.process
 def test_kernels_that_give_other_bits_are_refused_by_name(train, tmp_path):
-    # torch has no deterministic kernel for this one, on CPUs either (torch.use_deterministic_algorithms).
+    # torch has no deterministic kernel for max_unpool2d, not even on CPUs (torch.use_deterministic_algorithms).
     before = (
         "import torch, muster.train.parallel.strategy as g\n"
         "plain = g.loss_of\n"

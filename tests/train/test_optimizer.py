@@ -1,4 +1,4 @@
-"""What the optimizers do with weights of each kind, and the course of the learning rate."""
+"""Optimizers on weights of each kind, and the schedule of the learning rate."""
 
 import math
 from dataclasses import asdict, replace
@@ -34,7 +34,7 @@ def test_norms_and_biases_do_not_decay(name):
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_the_parts_of_a_weight_get_the_bits_that_the_whole_gets(name):
-    """As fsdp cuts weights anywhere. torch's fused AdamW for CPUs gave the last numbers of a part other bits."""
+    """fsdp shards weights anywhere, and torch's fused AdamW for CPUs gave the last elements of a part other bits."""
     asked = Options(optimizer=name, deterministic=True).settled()
 
     def trained(size):
@@ -95,7 +95,7 @@ def test_a_cosine_goes_on_where_the_data_is_when_ranks_are_lost_or_come():
         rates = [lr_at(options, 1.0, step, num_steps, *course) for step in range(20, num_steps)]
         assert rates[0] == pytest.approx(0.5)
         assert rates[left // 2] == pytest.approx((1 + math.cos(0.75 * math.pi)) / 2)
-    # Steps that the user has counted stay as they are.
+    # A number of steps that the user has set stays as it is.
     counted = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine", lr_steps=30).settled()
     assert plan_steps(counted, half, order_of(1))[1] == 0
 
@@ -113,7 +113,7 @@ def test_a_cosine_after_a_warm_up_goes_on_falling_when_ranks_are_lost_or_come(do
     falling = rates[max(0, 8 - done) :]
     assert falling == sorted(falling, reverse=True)
     assert 0 < falling[-1] < 0.1
-    # Whoever goes on once more with as many ranks is on the same course.
+    # A run that resumes once more on as many ranks follows the same schedule.
     warmed = progress.warmed + max(0, 8 - done) * after.global_batch
     later = Progress(epoch=3, sample=0, step=course[0] - 100 // after.global_batch, warmed=warmed)
     again = plan_steps(options, later, after)
@@ -123,7 +123,7 @@ def test_a_cosine_after_a_warm_up_goes_on_falling_when_ranks_are_lost_or_come(do
 
 @pytest.mark.parametrize(("done", "world_size", "warmup"), [(5, 4, 0), (5, 4, 8), (4, 3, 8)])
 def test_a_second_stop_among_as_many_ranks_changes_no_bit_of_a_cosine(done, world_size, warmup):
-    """As 2 ranks go on as 4 within an epoch, which has a step less than others then: a stop after it made a jump."""
+    """An epoch that 2 ranks begin and 4 end has a step less than others: a stop after it once made the rate jump."""
     options = Options(lr=1.0, warmup_steps=warmup, epochs=4, lr_schedule="cosine").settled()
     sampler = order_of(world_size)
     progress = Progress(sample=10 * done, step=done, warmed=10 * min(warmup, done))
@@ -140,7 +140,7 @@ def test_a_second_stop_among_as_many_ranks_changes_no_bit_of_a_cosine(done, worl
 
 
 def test_a_cosine_goes_on_over_data_that_are_fewer_than_those_used_of_the_epoch():
-    """As 90 of 100 samples are used, and 40 are left of the data: the epoch is over, and three more have four steps."""
+    """90 of 100 samples are used when the data shrink to 40: the epoch is over, and three more have four steps each."""
     options = Options(lr=1.0, warmup_steps=0, epochs=4, lr_schedule="cosine").settled()
     fewer = TrainSampler(40, batch_size=5, accumulate=1, rank=0, world_size=2, seed=0)
     course = plan_steps(options, Progress(sample=90, step=9), fewer)

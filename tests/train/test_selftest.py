@@ -1,4 +1,4 @@
-"""The test that a site's staff run: it passes where all is well, and says FAIL where it is not."""
+"""`train selftest`, for a site's staff: it passes where all strategies agree, and prints FAIL where one does not."""
 
 import json
 import math
@@ -89,7 +89,7 @@ def test_a_loss_that_is_no_number_fails(monkeypatch, tmp_path):
 
 
 def answer(monkeypatch, capsys, argv, result):
-    """What the program answers and prints where launches have `result`."""
+    """The program's exit code and output where `result` replaces the launches of all strategies but single."""
 
     def launched(case, steps, folder):
         return state(1.0) if case.strategy == "single" else result(case, steps)
@@ -127,7 +127,7 @@ def test_a_launch_that_breaks_fails_with_its_reason(monkeypatch, capsys):
 def test_all_is_well(monkeypatch, capsys):
     code, out, err = answer(monkeypatch, capsys, ["--ranks=2"], lambda case, steps: state(1.0))
     assert (code, out.count("PASS")) == (0, len(cases(2)))
-    # All cases take minutes: each is a line of its own, as soon as it has ended.
+    # All cases together take minutes, so each has a line of its own, printed as soon as it has ended.
     assert len([line for line in [*out.splitlines(), *err.splitlines()] if line.startswith("PASS")]) >= len(cases(2))
 
 
@@ -148,7 +148,7 @@ def test_sigterm_leaves_no_folder(monkeypatch, capsys):
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         monkeypatch.setattr(selftest, "launch", ended)
-        # Not for real: other tests' processes are children of this one too.
+        # Replaced, as processes of other tests are children of this one too.
         monkeypatch.setattr(selftest.processes, "kill_descendants", lambda: ended_all.append(True))
         assert exit_code(monkeypatch, "--ranks=2") == 143
     finally:
@@ -158,7 +158,7 @@ def test_sigterm_leaves_no_folder(monkeypatch, capsys):
 
 
 def on_gpus(monkeypatch, num_gpus):
-    """Has the program see so many GPUs; returns its launches, and a list of how far each is from the single process."""
+    """Makes the program see so many GPUs; returns its launches, and a list of all strategies' difference to single."""
     launches, difference = [], [0.0]
 
     def launched(case, steps, folder):

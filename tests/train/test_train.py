@@ -1,4 +1,4 @@
-"""The whole way: torchrun, real images, what a run leaves, what a person sees."""
+"""Whole trainings: under torchrun, on real images, with a run's files and its output."""
 
 import ast
 import json
@@ -32,7 +32,7 @@ def environment():
 
 @pytest.fixture(scope="module")
 def finished(environment, tmp_path_factory):
-    """What `train ddp` under torchrun printed, and the folder of its run."""
+    """The completed process of `train ddp` under torchrun, and the folder of its run."""
     folder = tmp_path_factory.mktemp("work")
     command = [*TORCHRUN, "-m", "muster.train", "ddp", "--epochs=4", "--keep-checkpoints=2"]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
@@ -138,7 +138,7 @@ def test_options_survive_the_way_to_a_file(strategy):
     assert Options(**{name: value for section in read.values() for name, value in section.items()}) == options
     assert set(read) - {strategy} == {"model", "data", "training", "speed", "run"}
     assert read["training"]["lr"] == 1e-05
-    assert "optimizer" not in read["training"]  # nobody said which
+    assert "optimizer" not in read["training"]  # no option sets it
 
 
 @pytest.mark.process
@@ -168,7 +168,7 @@ def test_a_run_that_fails_has_its_options_and_said_what_it_trains_with(train, tm
     ended = train([*argv, "--lr-schedule=cosine", "--name=run", f"--runs-dir={tmp_path}"], 2)
     assert [each.code for each in ended] == [1, 1]
     assert "the training loss is" in ended[0].err
-    assert "--lr=1e+30 --warmup-steps=0 --weight-decay=0.0001\n" in ended[0].err  # each of which may be why
+    assert "--lr=1e+30 --warmup-steps=0 --weight-decay=0.0001\n" in ended[0].err  # each of them may be the cause
     assert "--resume" not in ended[0].err  # there is no checkpoint
     assert not (tmp_path / "run" / "summary.json").exists()
     training = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["training"]

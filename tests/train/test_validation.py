@@ -44,7 +44,7 @@ CASES = [
 
 
 def told_by_the_weights(run, options):
-    """Loss and accuracy of the weights in the checkpoint, over all validation samples, one after the other."""
+    """Loss and accuracy of the checkpoint's weights in one process over all validation samples, and their number."""
     state = checkpoint.load_newest(run)[1]
     source = data.open_source(options)
     _, valid = open_batches(source, options, World())
@@ -62,7 +62,7 @@ def told_by_the_weights(run, options):
 
 @pytest.mark.parametrize(("kind", "num_valid", "world_size", "strategy"), CASES)
 def test_each_sample_counts_once(train, summary_of, tmp_path, kind, num_valid, world_size, strategy):
-    """13 samples, which neither 2 nor 3 nor 4 ranks divide, the last sequence of 8 tokens; and 1 for all ranks."""
+    """13 samples, which 2, 3 or 4 ranks can't share evenly, the last sequence with 8 of 16 tokens; or a single one."""
     argv = [*IMAGES, f"--num-samples={10 * num_valid}", "--batch-size=2"]
     if kind == "tokens":
         text = tmp_path / "text"
