@@ -158,7 +158,7 @@ def test_sigterm_leaves_no_folder(monkeypatch, capsys):
 
 
 def on_gpus(monkeypatch, num_gpus):
-    """Makes the program see so many GPUs; returns its launches, and a list of all strategies' difference to single."""
+    """Makes the program see so many GPUs; returns the launches, and a list with their difference from single."""
     launches, difference = [], [0.0]
 
     def launched(case, steps, folder):

@@ -1,4 +1,4 @@
-"""What ddp can do besides: smaller gradients, its switches, and what does not go together."""
+"""ddp's options: compressed gradients, sizes of buckets, and options that can't be combined."""
 
 import re
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from muster.train.distributed.world import World
 from muster.train.parallel.ddp import PowerSGDGradients
 from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, vector
 
-# Each rank says what it adds up with the others.
+# Each rank prints the type and the size of each tensor that it adds up with the others.
 SPY = """
 import os, torch.distributed as dist
 out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -27,7 +27,7 @@ PARTS = [*TEXT, *STEPS, "--optimizer=sgd", "--lr=0.1", "--clip-norm=0.5"]
 
 
 def sent(ended):
-    """(type, numbers) of each tensor that a rank has added up with the others."""
+    """The type and the number of elements of each tensor that a rank has added up with the others."""
     return [(kind, int(count)) for kind, count in re.findall(r"^sent torch\.(\w+) (\d+)$", ended.out, re.MULTILINE)]
 
 
@@ -42,7 +42,7 @@ def single(train, tmp_path_factory):
 HOOKS = {
     "bf16": ([], "bfloat16", 1e-2),
     "fp16": ([], "float16", 1e-3),
-    # What a step's products miss is sent with the next one's: the momenta lag, the weights follow.
+    # What the approximation of a step leaves out is sent with the next: it changes the momenta more than the weights.
     "powersgd": (["--powersgd-start=2"], "float32", 0.3),
 }
 
@@ -60,7 +60,7 @@ def test_smaller_gradients_train_nearly_as_whole_ones(train, single, tmp_path, h
     num_parameters = vector(single["model"]).numel()
     traffic = sum(count for sort, count in sent(ended[1]) if sort == kind)
     if hook == "powersgd":
-        assert 2 * num_parameters < traffic < 2.5 * num_parameters  # two steps whole, two small
+        assert 2 * num_parameters < traffic < 2.5 * num_parameters  # two steps are whole, two are compressed
     else:
         assert traffic == 4 * num_parameters  # once a step, not once a micro-batch
 
@@ -113,7 +113,7 @@ def test_powersgd_says_what_a_stop_has_lost(train, tmp_path):
     assert "PowerSGD" not in ended[0].out
     ended = train([*argv, "--max-steps=7", "--resume"], 2, ok=True, before=SPY)
     assert "note: PowerSGD begins anew" in ended[0].out
-    # A process begins with two steps by averages, whatever the step.
+    # A process begins with two steps of plain averages, whatever the number of its first step.
     num_parameters = vector(checkpoint.load_newest(tmp_path / "run")[1]["model"]).numel()
     assert 2 * num_parameters < sum(count for _, count in sent(ended[1])) < 2.5 * num_parameters
 
@@ -121,7 +121,7 @@ def test_powersgd_says_what_a_stop_has_lost(train, tmp_path):
 LEARNING = {
     "bf16": (["--comm-hook=bf16"], 0.9),
     "fp16": (["--comm-hook=fp16"], 0.9),
-    # With four columns in place of thousands it takes longer.
+    # With matrices of 4 columns in place of thousands, learning takes longer.
     "powersgd, moments dealt out": (["--comm-hook=powersgd", "--zero1"], 0.85),
 }
 

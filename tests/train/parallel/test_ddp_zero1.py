@@ -1,4 +1,4 @@
-"""Replicas that share the work of the optimizer."""
+"""`--zero1`: replicas that share the optimizer's work and moments."""
 
 import re
 
@@ -11,7 +11,7 @@ from muster.train.distributed.world import World
 from muster.train.parallel import ddp
 from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained
 
-# Each rank says how many bytes of moments it keeps when a checkpoint is saved.
+# Each rank prints how many bytes of moments it keeps when a checkpoint is saved.
 WEIGH = """
 import os
 out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -54,7 +54,7 @@ def test_moments_dealt_out_train_the_same_bits(train, tmp_path, case):
 
 @pytest.mark.process
 def test_moments_dealt_out_go_on_in_any_world_and_strategy(train, tmp_path):
-    """4 ranks -> 2 -> 3 with --zero1, then without, by fsdp, back, and alone: one run that never stopped."""
+    """4, 2 and 3 ranks with --zero1, ddp without, fsdp, --zero1 again, single: equal to a run that never stopped."""
     common = [*TEXT, *STEPS, "--batch-size=1", "--keep-checkpoints=1"]
     whole = trained(train, tmp_path, "single", 1, [*common, "--accumulate=12", "--max-steps=7"], "whole")
     ways = [("ddp", 4, True), ("ddp", 2, True), ("ddp", 3, True), ("ddp", 2, False)]

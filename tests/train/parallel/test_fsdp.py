@@ -1,4 +1,4 @@
-"""Weights cut over the ranks: what they cost, what is refused. That they train as whole ones do: test_matrix.py."""
+"""fsdp: clipping, precision, files, offload, refusals. test_matrix.py shows that it trains as the single process."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def test_what_does_not_go_together(strategy, options, seen, fix):
 
 
 def test_with_cpu_offload_statistics_stay_on_the_device(monkeypatch):
-    # Batch normalisation computes with them there. The meta device stands for the GPU, and nothing is cut.
+    # Batch normalisation computes with them there. The meta device stands for the GPU, and nothing is sharded.
     monkeypatch.setattr(fsdp, "open_mesh", lambda world, **sizes: {"shard": None})
     monkeypatch.setattr(fsdp, "shard", lambda *_: None)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))

@@ -1,7 +1,7 @@
-"""Every strategy, in every combination that is allowed, trains what the single process trains, on 2 and on 4 ranks.
+"""Every strategy, in every allowed combination, on 2 and on 4 ranks trains as the single process does.
 
-Three steps in fp32 over the same micro-batches, by SGD with momentum, most by AdamW and with cut gradients too. The
-differences are told at the end.
+Three steps in fp32 over the same micro-batches, by SGD with momentum, many by AdamW and with clipped gradients too. The
+report at the end of the session has the differences.
 """
 
 from dataclasses import dataclass
@@ -17,29 +17,29 @@ PARTS = 4
 
 MODELS = {
     "gpt-tiny": [*TEXT, "--batch-size=1"],
-    # fsdp keeps the weights of convolutions contiguous, and theirs is another kernel than that of channels_last.
+    # fsdp keeps the weights of convolutions contiguous, for which torch has another kernel than for channels_last.
     "resnet18": ["--data=digits", "--image-size=16", "--batch-size=8", "--no-channels-last"],
 }
 RECIPES = {
-    # A ResNet turns the last bits of sums into another path within some steps: its sums are exact.
+    # A ResNet amplifies differences in the last bits of sums within some steps, so its sums are exact.
     "sgd": {
         "gpt-tiny": ["--optimizer=sgd", "--lr=0.1"],
         "resnet18": ["--optimizer=sgd", "--lr=0.05", "--deterministic"],
     },
-    # AdamW divides a gradient by its own size: of a gradient that is nearly 0 it makes a full step, to a side that the
-    # last bits decide.
+    # AdamW divides a gradient by its own size: even one that is nearly 0 gives a full step, whose sign its last bits
+    # decide.
     "adamw": {model: ["--optimizer=adamw", "--deterministic"] for model in MODELS},
-    # Norms of all gradients are larger at the start: this cuts every step.
+    # The norm of all gradients is larger at the start, so every step is clipped.
     "sgd, cut": {"gpt-tiny": ["--optimizer=sgd", "--lr=1", "--clip-norm=0.05"]},
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """A strategy, its world, and the options by which all ranks together go through all parts.
+    """A strategy, its world size, and the options by which a step of all ranks together takes all PARTS.
 
     Attributes:
-        recipes, images: those by which the transformer trains, and the classifier of images.
+        recipes, images: the recipes of the transformer, and of the image classifier.
     """
 
     strategy: str
@@ -50,7 +50,7 @@ class Row:
     images: tuple[str, ...] = ()
 
 
-# A schedule and what is computed again change no optimizer: SGD alone shows them.
+# Schedules and recomputed activations do not concern the optimizer: SGD alone tests them.
 BOTH = ("sgd", "adamw")
 CUT = ("sgd", "sgd, cut", "adamw")
 LINE, LINES = "--batch-size=4 --microbatches=4", "--pipeline-parallel=2 --batch-size=2 --microbatches=2"
@@ -87,7 +87,7 @@ QUICK = {
     ("pipeline", 2, f"{LINE} --schedule=zero-bubble"),
     ("pipeline", 4, f"{LINES} --schedule=1f1b"),
 }
-"""What `make test` trains too, by SGD: each strategy alone, and within another."""
+"""The rows that `make test` trains too, by SGD: each strategy alone, and in one combination."""
 
 
 def marks(row, recipe):
@@ -127,7 +127,7 @@ def test_three_steps_are_those_of_the_single_process(train, single, tell, tmp_pa
     argv = [*MODELS[model], *STEPS, *options, "--max-steps=3"]
     state = trained(train, tmp_path, row.strategy, row.world_size, argv, "run")
     weights, moments = apart(single(model, recipe), state)
-    # The running statistics of batch normalisation are averaged over ranks, and validation goes by them.
+    # The running statistics of batch normalisation are averaged over ranks, and validation uses them.
     names = ("train_loss",) if model == "resnet18" else ("train_loss", "valid_loss")
     loss = max(losses(single(model, recipe), state, names))
     where = f"{row.strategy} {row.world_size}"

@@ -1,8 +1,8 @@
 """The same global batch, split over ranks in any way, trains the same weights: with --deterministic to the bit.
 
-In fp32 four gradients added up in another order differ in their last bit, and a ResNet at its start turns that into
-another path within ten steps: where a ReLU flips in a channel of small variance, a change of 1e-10 in the weights was
-seen to turn its gradient by 1 %. So they are added up in double precision, and these tests take large steps.
+In fp32 the sum of four gradients depends on their order in its last bit, and from that a ResNet at its start diverges
+within ten steps: where a ReLU flips in a channel of small variance, a change of 1e-10 in the weights was seen to change
+the gradient by 1 %. So gradients are added up in double precision, and these tests take large steps.
 """
 
 import pytest
@@ -70,7 +70,7 @@ def difference(one, other):
 
 
 def start(state):
-    """The parameters before the first step, which the seed alone gives."""
+    """The parameters before the first step, which depend on the seed alone."""
     torch.manual_seed(seed_of(state["options"]["seed"], "weights"))
     model = models.build(Options(model=state["identity"]["model"]), 10, state["options"]["image_size"])
     return trained({"model": model.state_dict()})

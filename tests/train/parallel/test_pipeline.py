@@ -1,4 +1,4 @@
-"""Layers dealt out to the ranks of a line: what test_matrix.py has no room for."""
+"""Pipelines of layers: group sizes, waits, stages and refusals, beside the combinations of test_matrix.py."""
 
 import re
 from types import SimpleNamespace
@@ -145,7 +145,7 @@ def test_parts_of_one_stage_a_rank_need_no_common_number():
 
 
 def test_the_wait_is_that_of_the_paper():
-    # Narayanan et al. 2021, 2.2: (p - 1) / m of the ideal time, and a v-th of it with v stages a rank.
+    # Narayanan et al. 2021, 2.2: (p - 1) / m of the ideal time, and 1 / v of that with v stages a rank.
     for schedule, stages_each in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
         plan = pipeline.Pipeline(World(world_size=4), Options(schedule=schedule, microbatches=8))
         assert plan.bubble / (1 - plan.bubble) == pytest.approx(3 / (8 * stages_each))

@@ -1,4 +1,4 @@
-"""What holds of every strategy, and how each says that it is the wrong one."""
+"""Properties of every strategy, and the messages where one does not fit."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ class Echo(Strategy):
     def unwrap(self, model):
         return model.module
 """
-# As the one line in muster/config.py.
+# Stands for the one line in muster/config.py.
 ADDED = "from muster import config\nconfig.STRATEGIES['echo'] = 'Made for a test.'\n"
 
 
@@ -113,7 +113,7 @@ def test_threads_of_dp_compute_in_the_chosen_precision(bf16, dtype):
     model = strategy.wrap(nn.Linear(4, 4), precision).to_empty(device="cpu")
 
     def compute():
-        # As torch calls a copy of the model in its thread: of autocast only whether it is on is passed on.
+        # torch calls a copy of the model in its thread in this way: it passes on whether autocast is on, not the type.
         with torch.autocast("cpu", dtype=torch.float16, enabled=bf16):
             return model(torch.ones(2, 4)).dtype
 

@@ -1,4 +1,4 @@
-"""Layers sharded over the ranks of a group: what test_matrix.py has no room for."""
+"""Tensor parallelism: groups, precision, refusals and the loss, beside the combinations of test_matrix.py."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def test_groups_of_one_rank_are_single_processes(train, tmp_path):
     state = trained(train, tmp_path, "tp", 3, [*common, "--tensor-parallel=1"], "tp")
     assert max(apart(whole, state)) < LIMIT
     [log] = (tmp_path / "tp").glob("logs/*/*/rank-0.log")
-    assert "redistributing" not in log.read_text()  # torch's advice to whoever wrote the program
+    assert "redistributing" not in log.read_text()  # torch's advice to the program's authors
     assert len(list((checkpoint.saved(tmp_path / "tp")[0]).glob("rank-*"))) == 3
 
 

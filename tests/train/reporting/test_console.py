@@ -1,4 +1,4 @@
-"""Each rank has a log file of its own; the console shows rank 0, or all with their names."""
+"""Each rank has a log file of its own; the console shows rank 0, or all ranks with host and rank in each line."""
 
 import os
 import pty
@@ -52,7 +52,7 @@ def test_each_rank_has_a_file_and_the_console_shows_rank_0(train, tmp_path):
         assert f"complained by {rank}" in lines
         assert lines[-1].endswith("ends with exit code 0")
         assert secret["WANDB_API_KEY"] not in text
-    # What C libraries print can't be in two places: of rank 0 it is where a person looks.
+    # What C libraries print goes to one place only: for rank 0 to the console, for others to the log.
     assert "written by 1" in other
     assert "written by 0" in first.out
     assert "epoch 1/10  step 2  " in other
@@ -60,7 +60,7 @@ def test_each_rank_has_a_file_and_the_console_shows_rank_0(train, tmp_path):
     assert shown == [line for line in own.splitlines() if line[:4] != "=== " and line != "complained by 0"]
     for words in ("2 processes on", "train loss", "validation accuracy"):
         assert words in own
-    # The next start leaves these as they are.
+    # The next attempt leaves these logs as they are.
     train([*argv, "--resume", "--max-steps=3"], 2, ok=True, env={"MUSTER_ATTEMPT": "1"})
     assert (own, other) == (log_of(tmp_path / "run", 0), log_of(tmp_path / "run", 1))
     assert "note: " not in log_of(tmp_path / "run", 0, "1")
@@ -134,7 +134,7 @@ def test_a_terminal_has_a_line_that_is_written_over_and_the_log_gets_lines(tmp_p
             while text := os.read(here, 65536):
                 said.append(text)
         except OSError:
-            return  # so a terminal ends
+            return  # the other end of the terminal is closed
 
     reader = threading.Thread(target=read)
     reader.start()

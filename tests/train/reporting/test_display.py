@@ -1,4 +1,4 @@
-"""What a person sees of a run."""
+"""The output of a run: header, progress, notes and the table of results."""
 
 import io
 import time
@@ -78,7 +78,7 @@ def test_a_log_file_gets_plain_text_of_80_columns(monkeypatch):
 
 
 def test_a_table_stays_whole_whatever_names_hold(monkeypatch):
-    """Of a run's folder and a host: an escape sequence, a byte that is no text, a line's end, wide letters."""
+    """The names hold escape sequences, a byte that is no text, a line break and wide letters."""
     slowest = SUMMARY["slowest_rank"] | {"host": "node\x1b[2J"}
     text = shown(monkeypatch, folder="runs/\x1b[31m\udc80\n日本", data="tokens:\x1b[31m", slowest_rank=slowest)
     assert "\x1b" not in text
@@ -151,7 +151,7 @@ class Terminal(io.StringIO):
 def test_on_a_narrow_terminal_nothing_of_the_table_is_cut_off(monkeypatch):
     monkeypatch.setattr("sys.stdout", out := Terminal())
     monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("TERM", "xterm")  # rich takes a dumb terminal for one of 80 columns
+    monkeypatch.setenv("TERM", "xterm")  # rich gives a dumb terminal 80 columns
     Display(Options(), "images", 64, enabled=True).summary(SUMMARY)
     text = plain(out.getvalue())
     table = text[text.index("╭") :].splitlines()

@@ -47,7 +47,7 @@ def test_a_run_of_one_step_has_rates_too():
 
 
 def test_only_steps_that_count_wait():
-    """Neither the first step, nor what lies after an epoch."""
+    """Neither in the first step nor after an epoch."""
     times = StepTimes(torch.device("cpu"))
     waits = times.waits
     seen = []

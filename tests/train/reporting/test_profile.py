@@ -49,8 +49,8 @@ def test_a_trace_has_the_steps_the_layers_and_the_messages(train, tmp_path, stra
     assert (summary["profile"], summary["profile_steps"]) == (NAME, 5)
     assert "ui.perfetto.dev" in ended[0].out
     assert ended[0].err == ""
-    assert summary["num_timed_steps"] == 0  # the first, and five in the trace
-    if strategy == "ddp":  # a trace changes nothing that is learnt
+    assert summary["num_timed_steps"] == 0  # neither the first step nor the five traced ones are timed
+    if strategy == "ddp":  # tracing does not change the weights
         train([*argv, "--name=plain"], world_size, ok=True)
         first, second = (checkpoint.load_newest(tmp_path / name)[1] for name in ("run", "plain"))
         assert apart(first, second) == [0, 0]
@@ -59,7 +59,7 @@ def test_a_trace_has_the_steps_the_layers_and_the_messages(train, tmp_path, stra
 
 @pytest.mark.process
 def test_a_trace_keeps_within_an_epoch(train, tmp_path):
-    """Seven steps an epoch: the steps 11 to 14 are in it, and no validation."""
+    """An epoch has seven steps: the trace has steps 11 to 14, and no validation."""
     argv = ["single", *GPT, "--num-samples=28", "--epochs=3", "--profile", f"--runs-dir={tmp_path}", "--name=run"]
     train(argv, 1, ok=True)
     names = [event["name"] for event in events_of(tmp_path / "run")]
@@ -69,7 +69,7 @@ def test_a_trace_keeps_within_an_epoch(train, tmp_path):
 
 
 def traced(profile, epochs):
-    """The steps (from 1) that are timed, of epochs with so many steps."""
+    """Runs epochs with so many steps; returns the numbers (from 1) of the timed steps."""
     times = StepTimes(torch.device("cpu"), profile=profile)
     timed, number = [], 0
     for num_steps in epochs:

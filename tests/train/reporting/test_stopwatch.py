@@ -1,4 +1,4 @@
-"""Who waits for whom: the shares of a step, and the rank that holds up the others."""
+"""Waiting between ranks: the shares of a step's time, and the rank that delays the others."""
 
 import json
 
@@ -54,12 +54,12 @@ def test_what_comes_after_the_own_part_of_a_backward_pass_is_counted():
     pause = torch.futures.Future()
 
     def reduce(_):
-        # As DistributedDataParallel does at its last bucket; it waits in there for the others.
+        # DistributedDataParallel queues such a callback at its last bucket, and waits in it for the other ranks.
         torch.autograd.Variable._execution_engine.queue_callback(lambda: pause.set_result(waits.seconds))
 
     model.bias.register_hook(reduce)
     timed_backward(loss, waits)
-    assert pause.wait() == 0  # was called in between
+    assert pause.wait() == 0  # the callback ran before the wait was added up
     assert waits.seconds > 0
     assert torch.equal(model.weight.grad, expected)
     paused = Stopwatch(torch.device("cpu"), is_counting=False)

@@ -1,4 +1,4 @@
-"""What the summary of a run says of the software, and how it is written."""
+"""The files of a run: versions of the software in its summary, numbers in JSON, and metrics.jsonl."""
 
 import importlib.metadata
 import json
@@ -28,7 +28,7 @@ def test_what_is_no_file_in_the_place_of_metrics_is_told_or_replaced(tmp_path):
     with pytest.raises(MusterError, match="could not be written: Is a directory"):
         Log(tmp_path, 0)
     path.rmdir()
-    os.mkfifo(path)  # which would hold its reader for ever
+    os.mkfifo(path)  # a reader would wait for ever
     Log(tmp_path, 0).write({"step": 1})
     assert path.read_text() == '{"step": 1}\n'
 

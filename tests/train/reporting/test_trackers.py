@@ -1,4 +1,4 @@
-"""`--track`: one run a job in TensorBoard, Weights & Biases and MLflow, which a resumed run goes on with."""
+"""`--track`: each training is one run in TensorBoard, Weights & Biases and MLflow, also after it was resumed."""
 
 import json
 import sys
@@ -101,11 +101,11 @@ def test_of_runs_that_begin_at_once_another_may_make_the_experiment_in_mlflow(tm
 
 def test_wandb_offline(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    # As another process has left it, whose run this one goes on with.
+    # The id that an earlier process has left; this process continues its run.
     (tmp_path / "wandb.id").write_text("5f3a91c2")
     track("wandb", tmp_path, 20)
     (file,) = tmp_path.glob("wandb/offline-run-*-5f3a91c2/*.wandb")
-    # wandb's own process writes it a moment after the run has ended here.
+    # wandb's own process writes the file a moment after the run has ended here.
     wait_for("wandb to write", lambda: file.read_bytes().count(b"steps/train_loss") >= 2, 60)
     assert (tmp_path / "wandb.id").read_text() == "5f3a91c2"
     assert not list(tmp_path.rglob("*.patch"))
@@ -148,7 +148,7 @@ def test_a_run_that_does_not_know_its_id_or_begins_anew_is_another_in_mlflow(tmp
         pass
     first = (tmp_path / "run" / "mlflow.id").read_text()
     assert first
-    # So does one in the folder of a run that failed before its first checkpoint.
+    # A run that begins in the folder of one that failed before its first checkpoint gets a new id too.
     with trackers.open_tracker("mlflow", tmp_path / "run", 0, {}, print):
         pass
     assert (tmp_path / "run" / "mlflow.id").read_text() not in ("", first)
@@ -158,10 +158,10 @@ def test_a_preempted_run_is_no_crash_in_wandb(tmp_path, monkeypatch):
     said = []
 
     class StandIn:
-        """Stands for a run of wandb's: one that was marked and ends with another code than 0 is preempted there."""
+        """Stands for a run of wandb, which counts as preempted if it was marked and its exit code is not 0."""
 
         def define_metric(self, name, step_metric):
-            """Nothing is shown here."""
+            """Does nothing: no metrics are shown here."""
 
         def mark_preempting(self):
             said.append("preempting")
@@ -179,7 +179,7 @@ def test_a_preempted_run_is_no_crash_in_wandb(tmp_path, monkeypatch):
     with trackers.open_tracker("wandb", tmp_path, 0, {}, print):
         pass
     assert said == ["preempting", 75, 1, 0]
-    # What begins anew is a run of its own.
+    # A training that begins anew is a new run.
     assert (tmp_path / "wandb.id").read_text() not in ("", before)
 
 
@@ -189,7 +189,7 @@ def test_a_package_that_is_missing(tmp_path, monkeypatch, kind, package):
     with pytest.raises(MusterError, match=f"{kind} is not installed") as raised:
         trackers.open_tracker(kind, tmp_path, 0, {}, print)
     assert f"pip install {package}" in raised.value.fix
-    # Before the data are looked for, which may take minutes.
+    # The error comes before the search for the data, which may take minutes.
     options = Options(track=kind, data=f"imagefolder:{tmp_path}/none", runs_dir=str(tmp_path))
     with pytest.raises(MusterError, match=f"{kind} is not installed"):
         Trainer("single", options, World()).build()
@@ -225,7 +225,7 @@ def test_a_target_that_cannot_begin(tmp_path, monkeypatch):
 
 def test_an_mlflow_server_that_does_not_answer_is_given_up_before_that_counts_as_a_hang(tmp_path, monkeypatch):
     for name in ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_ALLOW_FILE_STORE"):
-        monkeypatch.setenv(name, "")  # what the tracker sets is gone after the test
+        monkeypatch.setenv(name, "")  # so that monkeypatch removes what the tracker sets
         monkeypatch.delenv(name)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "run").mkdir()
