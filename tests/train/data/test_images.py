@@ -1,4 +1,4 @@
-"""From files to pixels: crops that are decoded no larger than needed, and nvJPEG, which takes whole batches."""
+"""Decoding of image files: crops decoded no larger than needed, and nvJPEG, which takes whole batches."""
 
 import io
 import os
@@ -108,7 +108,7 @@ def test_a_crop_is_what_cropping_the_whole_image_gives(kind, mode, scale):
     apart = (found.int() - expected.int()).abs()
     assert apart.float().mean() < (0.6 if scale == 1 else 2.0)
     assert apart.max() <= (1 if scale == 1 else 12)
-    # Where a wrong place would have been cut out, shades would be far apart.
+    # A crop of another place has very different shades.
     wrong = resized_crop(decode(content), 150, 150, *crop[2:4], [size, size], antialias=True)
     assert (found.int() - wrong.int()).abs().float().mean() > 5
 
@@ -125,7 +125,7 @@ def options(root, **more) -> Options:
 
 
 def batches(asked: Options) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """What training and validation see."""
+    """The batches of training and those of validation."""
     opened = open_batches(data.open_source(asked), asked, World())
     try:
         return [list(part) for part in opened]
@@ -136,7 +136,7 @@ def batches(asked: Options) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """nvJPEG's place taken by the CPU's decoder: a stand-in, as there is no GPU here; the rest is what runs there."""
+    """Replaces nvJPEG by the CPU's decoder, as there is no GPU here; all other code is that for GPUs."""
     taken = []
 
     def decode_jpeg(files, mode, device):

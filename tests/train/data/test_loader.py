@@ -1,4 +1,4 @@
-"""The next batch on its way while a step computes; and how many workers make batches."""
+"""Copies of the next batch to the device during a step, and the number of data workers."""
 
 import os
 import sys
@@ -33,7 +33,7 @@ class Side:
 
 @pytest.fixture
 def side(monkeypatch):
-    """Notes in their order what is queued beside and what is handed over, on the CPU."""
+    """A stand-in, on the CPU, for a GPU's stream: notes the order of copies queued and batches handed over."""
 
     def wait_for_copy(item, tensors, done):
         done.events.append("over")
@@ -56,7 +56,7 @@ def test_each_item_is_queued_before_the_one_before_is_handed_over(side):
 
 @pytest.fixture
 def beside(side):
-    """Batches that go through the stand-in, on the CPU."""
+    """Opens batches that go through the stand-in, on the CPU."""
     opened = []
 
     def open_(asked, world=None):
@@ -117,7 +117,7 @@ def test_a_worker_that_is_killed_while_it_hands_a_batch_over_is_told_as_that(tmp
     workers: Any = train.loader and train.loader._iterator
 
     def get(timeout):
-        # Its sockets are closed before the system tells that it has ended.
+        # A worker's sockets close before the system reports its end.
         threading.Timer(0.2, workers._workers[0].kill).start()
         raise ConnectionResetError
 
@@ -147,7 +147,7 @@ def test_cores_are_shared_by_ranks_that_are_bound_to_the_same(monkeypatch):
     places = [("a", {0, 1, 2, 3}), ("a", {0, 1, 2, 3}), ("a", {4, 5}), ("b", {0, 1, 2, 3})]
 
     def ask(place, told):
-        """What the rank at `place` says, and what it takes from what all have `told`: a stand-in for four hosts."""
+        """The cores of the rank at `place` where all ranks have `told` theirs, and the value that it sends them."""
         said = []
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: place[1])
         world = SimpleNamespace(host=place[0], gather=lambda value: said.append(value) or told or [value])
@@ -160,7 +160,7 @@ def test_cores_are_shared_by_ranks_that_are_bound_to_the_same(monkeypatch):
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """Automatic workers as if training were on a GPU: a stand-in for one."""
+    """Chooses the number of workers as if training were on a GPU."""
     monkeypatch.setattr(loader, "choose_workers", lambda source, device, cores: choose_workers(source, GPU, cores))
 
 
@@ -225,7 +225,7 @@ def test_the_choice_is_in_the_summary(tmp_path, train, make_images, summary_of):
 
 
 def test_data_that_are_made_on_the_device_have_no_workers():
-    """Whatever the user asks for: the header and the summary said that so many load."""
+    """Whatever the user asks for: the header and the summary once showed the number asked for."""
     asked = Options(data="synthetic", image_size=8, num_samples=8, batch_size=4, train_num_workers=2)
     train, valid = open_batches(data.open_source(asked), asked, World())
     assert (train.num_workers, valid.num_workers) == (0, 0)

@@ -1,4 +1,4 @@
-"""Tar shards: ours, webdataset's, and those that are not what they should be; and the index beside them."""
+"""Tar shards: those of `train pack`, those of webdataset, damaged ones; and the index beside them."""
 
 import io
 import json
@@ -91,7 +91,7 @@ def test_shards_stay_below_their_size(tmp_path, make_images):
     pack.pack(root, tmp_path / "out", shard_mb=1, seed=0)
     sizes = [path.stat().st_size for path in sorted((tmp_path / "out").glob("*.tar"))]
     assert len(sizes) > 1
-    assert max(sizes) <= 10**6 + tarfile.RECORDSIZE  # what tar fills up at its end
+    assert max(sizes) <= 10**6 + tarfile.RECORDSIZE  # tar fills its last record
     source = data.open_source(options(tmp_path / "out"))
     assert (len(source.train), len(source.valid)) == (360, 40)
 
@@ -114,7 +114,7 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
 
 
 def test_the_threads_of_a_packing_that_failed_are_ended_by_it(packed, tmp_path, monkeypatch):
-    """As garbage, with the error's traceback, it was collected in a thread that it then waited for, and hung."""
+    """The error's traceback kept the threads' pool: one of its threads collected it, waited for itself, and hung."""
 
     monkeypatch.setattr(tarfile.TarFile, "addfile", fail)
     before = set(threading.enumerate())
@@ -238,7 +238,7 @@ def test_a_bad_image_is_named_with_its_shard(packed):
 
 
 def test_shards_of_another_packing_under_the_same_names_are_refused(packed, tmp_path):
-    """As on a node with an older copy: images would have the classes of others."""
+    """A node may have an older copy, whose images would get the classes of others."""
     folder, out = packed
     found = shards.scan(options(out))
     pack.pack(folder, tmp_path / "older", shard_mb=1, seed=4)
@@ -293,7 +293,7 @@ def test_a_pipe_that_is_named_as_a_shard_is_refused(packed):
 
 @pytest.mark.parametrize("content", [b"", b"text", None])
 def test_a_file_that_is_no_image_is_not_packed(packed, tmp_path, content):
-    """A training on the shards would name a number in a shard, which nobody could mend."""
+    """Otherwise a training's error would name a number in a shard, and not the file that the user has to repair."""
     path = packed[0] / "train" / "cat" / "003.jpg"
     path.unlink()
     if content is None:
@@ -441,8 +441,8 @@ def test_a_shard_cut_off_anywhere_or_overwritten_is_told(tmp_path, format):
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_tar_files_that_cat_has_put_into_one_are_told(tmp_path, format):
-    """The samples after the first of them would be left out."""
-    for size in (0, 8192):  # behind 8192 bytes the zeros of the end take more than a record
+    """Otherwise the samples of all files but the first would be left out."""
+    for size in (0, 8192):  # after 8192 bytes the zeros at the end take more than a record
         first = write(tmp_path / "a.tar", {"0.jpg": b"x" * size, "0.cls": b"0"}, format).read_bytes()
         assert len(read_headers(tmp_path / "a.tar")) == 1
         second = write(tmp_path / "a.tar", {"1.jpg": b"x", "1.cls": b"1"}, format).read_bytes()
@@ -481,7 +481,7 @@ def test_folders_that_hold_no_shards(tmp_path):
     ],
 )
 def test_shards_of_both_halves_in_one_folder_are_not_split_by_chance(tmp_path, names, mixed):
-    """What should validate would be trained on."""
+    """Otherwise samples for validation would be trained on."""
     for name in names:
         write(tmp_path / f"{name}.tar", {**PAIR, "a/2.jpg": b"x", "a/2.cls": b"1"})
     if not mixed:
@@ -512,7 +512,7 @@ def test_compressed_shards_beside_the_others_are_counted(packed):
 
 @pytest.fixture
 def labels(tmp_path, monkeypatch):
-    """Opens the index of the folder: the classes in it, and the shards whose headers were read for that."""
+    """Opens the folder's index; returns the labels in it, and the shards whose headers were read for it."""
     read: list[str] = []
 
     def note(shard):
@@ -543,7 +543,7 @@ def test_the_index_is_kept_until_shards_change(tmp_path, labels):
 
 
 class Harm:
-    """What a pickle may do when it is read."""
+    """An object whose pickle makes a file when it is read."""
 
     def __reduce__(self):
         return Path.touch, (Path("harm"),)
@@ -558,7 +558,7 @@ def index_with(path: Path, **others: np.ndarray) -> None:
 
 
 def sample(**fields: int) -> dict[str, np.ndarray]:
-    """The samples of an index: one."""
+    """The samples of an index: a single one, with `fields`."""
     usual = {"shard": 0, "label": 3, "offset": 512, "length": 700}
     return {"samples": np.array([tuple((usual | fields).values())], SAMPLE)}
 
@@ -583,7 +583,7 @@ def test_an_index_that_does_not_fit_is_not_believed(tmp_path, labels, monkeypatc
     write(tmp_path / "a.tar", PAIR)
     labels()
     index_with(tmp_path / INDEX, **sample())
-    assert labels() == ([3], [])  # one that fits is
+    assert labels() == ([3], [])  # an index that fits is
     FOREIGN[kind](tmp_path / INDEX)
     assert labels() == ([0], ["a.tar"])
     assert labels() == ([0], [])

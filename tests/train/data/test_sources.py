@@ -24,7 +24,7 @@ from muster.train.distributed.world import World
 
 
 def seen(batches):
-    """What `batches` yield, on the CPU, as one tensor of images and one of labels."""
+    """All that `batches` yield, as one tensor of images and one of labels."""
     pairs = list(batches)
     return torch.cat([images for images, _ in pairs]), torch.cat([labels for _, labels in pairs])
 
@@ -79,7 +79,7 @@ def test_every_kind_of_image_is_decoded_as_by_pil(mode, suffix, limit):
     expected = np.asarray(Image.open(file).convert("RGB")).transpose(2, 0, 1)
     found = decode(file.getvalue())
     assert (found.dtype, tuple(found.shape)) == (torch.uint8, (3, 48, 64))
-    # Two builds of libjpeg-turbo may round in their own ways.
+    # Two builds of libjpeg-turbo may round differently.
     assert np.abs(found.numpy().astype(int) - expected).max() <= limit
 
 
@@ -144,7 +144,7 @@ def test_a_source_that_is_not_there(text, words):
 def test_nodes_with_different_files_of_one_name_are_refused(tmp_path):
     class TwoNodes(World):
         def gather(self, value):
-            return [value and "90 train and 9 validate", value]  # nothing is wrong on the other one
+            return [value and "90 train and 9 validate", value]  # None: no error on either rank
 
     (tmp_path / "x.txt").write_text("abcdefgh" * 200)
     options = Options(model="gpt-tiny", data=f"tokens:{tmp_path / 'x.txt'}", seq_len=16)
@@ -189,7 +189,7 @@ def test_images_are_those_of_torchvision_in_its_order(tmp_path, make_images, mon
     (root / "bird" / "linked").symlink_to(elsewhere / "cat")
     expected = ImageFolder(root)
     assert imagefolder.read_folder(root, "", []) == (expected.classes, expected.samples)
-    # But for what macOS and notebooks leave, which torchvision takes for images and classes.
+    # Except for files of macOS and of notebooks, which torchvision takes for images and classes.
     for name in ("cat/._a.png", "cat/.hidden/a.png", ".ipynb_checkpoints/a.png"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).touch()
@@ -284,7 +284,7 @@ def test_many_classes_without_images_are_told_in_a_line_that_can_be_read(tmp_pat
     ],
 )
 def test_halves_under_other_names_are_no_classes(tmp_path, make_images, halves):
-    """Each image would have the class Train or Val, and a training would look as if it succeeded."""
+    """If accepted, each image would have the class Train or Val, and the training would seem to succeed."""
     if halves == ("training_set", "test_set"):
         make_images(tmp_path / "single_prediction")
     for half in halves:
@@ -325,7 +325,7 @@ BREAK = {
 
 @pytest.fixture(params=BREAK)
 def broken(request, tmp_path, make_images):
-    """A folder's two halves, of which one training and one validation file break after they were found."""
+    """A folder with two halves, and a function that damages a training and a validation file once they were found."""
     for half in ("train", "val"):
         make_images(tmp_path / half, per_class=8)
 
@@ -403,7 +403,7 @@ def test_cifar10_from_a_folder(tmp_path, monkeypatch, loaded):
     assert seen(train)[0].shape == (20, 3, 32, 32)
     assert seen(valid)[0].shape == (4, 3, 32, 32)
     assert torch.equal(seen(train)[0], seen(train)[0])
-    assert choose_workers(train.source, torch.device("cuda"), cores=8) == 7  # beside a GPU
+    assert choose_workers(train.source, torch.device("cuda"), cores=8) == 7  # where a GPU trains
     assert seen(loaded(Options(data=f"cifar10:{tmp_path}", batch_size=5, image_size=40))[1])[0].shape[-1] == 40
 
 
@@ -451,7 +451,7 @@ def test_synthetic_sequences_are_as_long_as_asked_for_and_their_targets_are_the_
 
 
 def test_numbers_of_synthetic_samples_go_to_the_device_from_pinned_memory(monkeypatch):
-    # A copy from any other memory waits for all that the GPU has to do. The meta device stands for it.
+    # A copy from any other memory waits for all work queued on the GPU, for which the meta device stands.
     pinned, make = [], torch.tensor
 
     def tensor(values, *, pin_memory=False, **options):

@@ -1,4 +1,4 @@
-"""Tokens: which there are, that each is predicted once, and that a transformer learns this repository's own sources."""
+"""Token files: formats, halves, each token predicted once, and a transformer that learns this repository's sources."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def write(path, numbers, type_):
 
 
 def array_file(head):
-    """A .npy file that describes itself by `head`, and its numbers."""
+    """The content of a .npy file with the header `head`."""
     return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + b"\1\0" * 100
 
 
@@ -47,7 +47,7 @@ def test_each_kind_of_file(tmp_path, name, type_, largest):
     assert (source.num_classes, source.size, source.unit) == (largest + 1, 4, "tokens")
     inputs, targets = source.train.read(0)
     assert (inputs.tolist(), targets.tolist()) == ([0, 1, 2, 3], [1, 2, 3, 4])
-    # 90 tokens train: 89 targets are 22 sequences, and one over. 10 validate: 9 targets are 3, the last of one target.
+    # 90 tokens train: of 89 targets 88 make 22 sequences. 10 validate: 9 targets make 3, the last with one target.
     assert (len(source.train), len(source.valid)) == (22, 3)
     assert source.num_valid_targets == 9
     assert source.valid.read(2)[1].tolist() == [largest, IGNORED, IGNORED, IGNORED]
@@ -69,7 +69,7 @@ def test_the_header_of_llm_c_is_no_text(tmp_path, magic, type_, more):
 
 @pytest.mark.parametrize("numbers", [[70_000, 128_000, 5, *range(197)], [7, 65, 30] * 100])
 def test_numbers_of_32_bits_in_a_file_for_16_are_told(tmp_path, numbers):
-    """Each second token would be the upper half of the one before: a loss that looks very good."""
+    """If accepted, each second token would be the upper half of the one before, and the loss would look very good."""
     with pytest.raises(MusterError, match="32 bits"):
         data.open_source(options(write(tmp_path / "a.bin", numbers, "<u4")))
     assert data.open_source(options(write(tmp_path / "a.u32", numbers, "<u4"))).num_classes == max(numbers) + 1
@@ -78,7 +78,7 @@ def test_numbers_of_32_bits_in_a_file_for_16_are_told(tmp_path, numbers):
 @pytest.mark.parametrize("name", ["a.bin", "a.u32"])
 @pytest.mark.parametrize("numbers", [[50_000, 128, 5, *range(197)], [7, 65, 30] * 100])
 def test_numbers_of_64_bits_are_told(tmp_path, name, numbers):
-    """As of `np.array(ids).tofile`: a file that is called .u32 then trained on a 0 after each token."""
+    """`np.array(ids).tofile` writes them: a file called .u32 was then trained on with a 0 after each token."""
     with pytest.raises(MusterError, match="64 bits") as raised:
         data.open_source(options(write(tmp_path / name, numbers, "<i8")))
     assert "np.uint16 or np.uint32" in raised.value.fix
@@ -101,7 +101,7 @@ def told(*parts):
     return count_tokens(*parts)
 tokens.count_tokens = told
 """
-    # 65 tokens are not to be divided by 2 ranks: each trains as it would alone.
+    # A vocabulary of 65 tokens can't be divided evenly by 2 ranks; they train as one does all the same.
     file = write(tmp_path / "a.bin", [number * number % 65 for number in range(600)], "<u2")
     argv = [f"--data=tokens:{file}", "--model=gpt-tiny", "--seq-len=16", "--batch-size=4", "--max-steps=3", "--no-bf16"]
     argv += [f"--runs-dir={tmp_path}"]
@@ -238,7 +238,7 @@ def test_a_folder_of_texts(tmp_path):
     (tmp_path / "binary").write_bytes(b"text, and then \0")
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "link").symlink_to(tmp_path / "a.py")
-    (tmp_path / "closed").symlink_to("a" * 300)  # to look there is an error, as in a folder of another user
+    (tmp_path / "closed").symlink_to("a" * 300)  # following it is an error, as into a folder of another user
     source = data.open_source(options(tmp_path))
     text = bytes([*source.train.tokens, *source.valid.tokens])
     assert sorted(text.split(b"\0")) == [b"", b"[a.py]" * 5, b"[b/c.md]" * 5]
@@ -268,7 +268,7 @@ def test_a_folder_of_texts(tmp_path):
 def test_what_is_no_text(tmp_path, name, content, words):
     path = tmp_path / (name or "none")
     if content is None:
-        os.mkfifo(path)  # which would hold its reader for ever
+        os.mkfifo(path)  # a reader would wait for ever
     elif name:
         path.write_bytes(content)
     with pytest.raises(MusterError, match=words) as raised:
@@ -362,7 +362,7 @@ def test_a_transformer_learns_these_sources(train, summary_of, tmp_path):
     assert "tokens per second" in ended.out
     assert summary["tokens_per_second"] > 0
     assert (summary["options"]["optimizer"], summary["options"]["seq_len"]) == ("adamw", 64)
-    # Equal guesses are ln(256) = 5.5; how often each byte comes, without what is around it, gives above 3.2.
+    # Equal guesses give a loss of ln(256) = 5.5; the frequencies of single bytes alone give more than 3.2.
     assert summary["final_valid_loss"] < 3.0
     # The same loss by hand, over every token once.
     _, state, _ = checkpoint.load_newest(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""`--backend`: what this torch has is taken, what it has not is refused before anything is opened."""
+"""`--backend`: a backend that this torch has is used, any other is refused before anything is opened."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -76,7 +76,7 @@ def test_gloo_between_gpus_is_for_ddp(strategy):
 
 
 class PlayedMpi:
-    """In place of torch's process group by MPI, which no torch here is built with: knows `rank` of `world_size`."""
+    """Replaces torch's process group by MPI, which no torch here is built with; it reports `rank` and `world_size`."""
 
     def __init__(self, monkeypatch, rank, world_size):
         self.calls = []
@@ -144,7 +144,7 @@ def test_two_ranks_on_one_gpu_are_refused(monkeypatch):
     world: Any = SimpleNamespace(device=GPU, host="node", world_size=2, gather=lambda value: [value, value])
     with pytest.raises(SharedFault, match="share one GPU") as raised:
         compare_devices(world)
-    # A task that sees one GPU alone keeps NCCL from the direct way between GPUs.
+    # Where each task sees only one GPU, NCCL can't copy directly between GPUs.
     assert "--gpus-per-task" not in raised.value.fix
     assert "--gpu-bind=none" in raised.value.fix
 

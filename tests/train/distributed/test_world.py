@@ -25,7 +25,7 @@ from tests.train.conftest import free_port
 
 @pytest.fixture
 def device_of(monkeypatch):
-    """The number of the GPU that a rank takes of so many."""
+    """The index of the GPU that a rank takes on a node with `num_gpus`."""
 
     def device_of(local_rank, local_world_size, num_gpus, **more):
         monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
@@ -85,7 +85,7 @@ def test_gathers_what_all_ranks_say():
 
 
 def test_a_rank_that_does_not_come_is_named(monkeypatch):
-    """Of a job whose launcher has started each rank: nobody else knows who is missing."""
+    """Where a job's launcher has started each rank, no other process knows which rank is missing."""
     names = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     for name, value in {**names, "MASTER_PORT": str(free_port()), "MUSTER_NODES": "node01,node02"}.items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""Counted operations, the peaks of cards, and the energy of a GPU."""
+"""Counted operations, and the peak rates and the energy of GPUs."""
 
 import sys
 import types
@@ -30,7 +30,7 @@ def test_a_transformer_takes_what_its_matrices_and_its_attention_do(name, seq_le
 
 @pytest.mark.parametrize(("name", "size", "billions"), [("resnet50", 224, 4.09), ("resnet18", 224, 1.81)])
 def test_a_resnet_takes_three_times_its_published_products(name, size, billions):
-    """torchvision gives 4.09 and 1.81 GMAC forth; back it is twice that, but for the first layer's input."""
+    """torchvision gives 4.09 and 1.81 GMAC forward; backward takes twice that, less the gradient of the images."""
     counted = count_flops(Options(model=name), 1000, size)
     assert counted == pytest.approx(3 * 2 * billions * 1e9, rel=0.02)
     assert counted < 3 * 2 * (billions + 0.005) * 1e9
@@ -42,7 +42,7 @@ def test_a_model_of_two_heads_counts(monkeypatch):
 
 def test_a_linear_layer_counts_exactly(monkeypatch):
     monkeypatch.setattr(images, "construct", lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 7)))
-    # Products forth, and back for the weights; the images need no gradient.
+    # Products of the forward pass, and of the weights' gradients; the images need no gradient.
     assert count_flops(Options(model="resnet18"), 7, 8) == 2 * 2 * 3 * 64 * 7
 
 
@@ -105,7 +105,7 @@ def test_a_cpu_has_no_peak_and_no_counter():
 
 
 def stand_in(monkeypatch, **functions):
-    """NVML and a GPU, played: there is none here. The names and units are those of the real binding."""
+    """Replaces NVML and a GPU, which are not here. The names and units are those of the real binding."""
     import pynvml
 
     assert metadata.version("nvidia-ml-py")

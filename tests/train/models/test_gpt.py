@@ -20,7 +20,7 @@ def texts(num_tokens=50, seed=0):
     return torch.randint(0, num_tokens, (3, 16), generator=torch.Generator().manual_seed(seed))
 
 
-# As Meta counts them: 1.24 B with the embedding shared, which is another 128,256 x 2,048 here, and 8.03 B.
+# Meta's counts: 1.24 B with a shared embedding, which here adds 128,256 x 2,048, and 8.03 B.
 @pytest.mark.parametrize(("name", "billions"), [("gpt-1b", 1.236 + 0.263), ("gpt-8b", 8.030)])
 def test_the_large_ones_have_their_sizes_and_take_no_memory(name, billions):
     model = models.build(Options(model=name), gpt.SHAPES[name].vocab, 8)
@@ -53,7 +53,7 @@ def test_no_token_sees_what_follows_it():
 
 def test_places_are_told_apart():
     outputs = made()(torch.full((1, 16), 7))
-    assert torch.allclose(outputs[0, 0], outputs[0, 5], atol=1e-5)  # of equal tokens the mean is that token
+    assert torch.allclose(outputs[0, 0], outputs[0, 5], atol=1e-5)  # attention's mean of equal tokens is that token
     one, other = (made()(torch.tensor([order])) for order in ([1, 2, 3, 4, 5], [2, 1, 3, 4, 5]))
     assert (one[0, -1] - other[0, -1]).abs().max() > 1e-6
 

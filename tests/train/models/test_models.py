@@ -74,7 +74,7 @@ def test_gradients_in_bfloat16_are_right_where_the_maps_are_down_to_one_pixel(la
     convolution = model.get_submodule(name)
     assert isinstance(convolution, torch.nn.Conv2d)
     images = torch.randn(4, convolution.in_channels, 1, 1).to(memory_format=layout).requires_grad_()
-    # Memory that was another's: what is not written stays what it was.
+    # Frees memory full of NaN for the kernel to use: any element that it does not write stays NaN.
     rubbish = [torch.full_like(convolution.weight, float("nan"), dtype=torch.bfloat16) for _ in range(4)]
     del rubbish
     with torch.autocast("cpu", dtype=torch.bfloat16):
