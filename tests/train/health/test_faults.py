@@ -24,7 +24,7 @@ DEADLINE_S = 120
 
 
 def assert_one_message(ended, code, *words):
-    """That all ranks ended with `code`, and between them printed three lines, with `words` in them."""
+    """Asserts that all ranks ended with `code`, and together printed one message of three lines, with `words` in it."""
     assert [rank.code for rank in ended] == [code] * len(ended), [rank.err for rank in ended]
     lines = [line for line in bare(ended) if not line.startswith("rank ")]
     assert [line.lstrip().partition(":")[0] for line in lines] == ["error", "seen", "fix"], lines
@@ -91,7 +91,7 @@ def test_ranks_with_different_options_do_not_train_together(train, small, tmp_pa
     only_on_one = f"import os, sys; sys.argv += [{option!r}] * (os.environ['RANK'] == '1')"
     ended = train(["ddp", *small, f"--runs-dir={tmp_path}"], 2, deadline_s=DEADLINE_S, before=only_on_one)
     assert_one_message(ended, 2, option)
-    # Elsewhere is the rank that came first.
+    # In the message, "elsewhere" is the rank that came first.
     told = f"elsewhere {option}, here the default", f"elsewhere the default, here {option}"
     assert any(line in rank.err for rank in ended for line in told), ended
     assert not list(tmp_path.iterdir())
@@ -105,7 +105,7 @@ def test_ranks_of_different_images_do_not_train_together(train, small, tmp_path)
 
 
 def test_ranks_with_and_without_a_gpu_do_not_train_together(train, small, tmp_path):
-    """As where a node's driver is broken, or its container was started without --nv."""
+    """A node's driver may be broken, or its container started without --nv."""
     only_on_one = (
         "import os, torch; from types import SimpleNamespace\n"
         "torch.cuda.device_count = lambda: os.environ['RANK'] == '1'\n"
@@ -118,7 +118,7 @@ def test_ranks_with_and_without_a_gpu_do_not_train_together(train, small, tmp_pa
 
 @pytest.mark.parametrize("strategy", ["fsdp", "pipeline"])
 def test_ranks_compute_in_one_precision(train, summary_of, tmp_path, strategy):
-    """Weights and activations travel in it: nodes without bfloat16 in hardware decide for all."""
+    """Ranks exchange weights and activations in it: nodes without bfloat16 in hardware decide for all."""
     only_on_one = "import os; from muster.train import optim; optim.has_bf16 = lambda _: os.environ['RANK'] == '1'"
     argv = [strategy, "--model=gpt-tiny", "--data=synthetic", "--seq-len=8", "--batch-size=4", "--num-samples=16"]
     argv += ["--max-steps=1", "--device=cpu", "--name=run", f"--runs-dir={tmp_path}"]
@@ -215,7 +215,7 @@ def test_a_disk_that_fills_up_ends_all_and_keeps_the_last_good_one(train, tmp_pa
 def test_an_existing_run_is_not_overwritten(train, small, tmp_path):
     argv = ["ddp", *small, "--max-steps=1", "--name=run", f"--runs-dir={tmp_path}"]
     train(argv, ok=True)
-    assert not (tmp_path / "run" / ".writer").exists()  # a training on another host would wait for its death
+    assert not (tmp_path / "run" / ".writer").exists()  # with it, a training on another host would wait a while
     before = (tmp_path / "run" / "summary.json").read_text()
     assert_one_message(train(argv, 2, deadline_s=DEADLINE_S), 2, "never overwritten", "--resume")
     assert (tmp_path / "run" / "summary.json").read_text() == before
@@ -258,7 +258,7 @@ def test_who_asks_for_the_cpu_is_not_warned_of_gpus(train, small, tmp_path):
 def test_a_loss_that_is_no_number_is_told_with_its_step_and_rank(train, small, tmp_path):
     argv = ["ddp", *small, "--epochs=2", "--name=run", f"--runs-dir={tmp_path}", "--model=squeezenet1_1"]
     argv[argv.index("--image-size=16")] = "--image-size=32"
-    # The loss of one rank, at one of its steps of the second epoch: 44 steps an epoch, and two micro-batches a step.
+    # The loss of rank 1 is NaN in the fourth step of the second epoch. An epoch has 44 steps of two micro-batches.
     broken = (
         "import os, torch, muster.train.parallel.strategy as g\n"
         "count, plain = [0], g.loss_of\n"
@@ -271,7 +271,7 @@ def test_a_loss_that_is_no_number_is_told_with_its_step_and_rank(train, small, t
     ended = train([*argv, "--accumulate=2", "--lr=0"], 2, deadline_s=DEADLINE_S, before=broken)
     words = ("from step 48 on, first on rank 1", "epoch 2, at step ", "--clip-norm", "--resume")
     assert_one_message(ended, 1, *words)
-    # Looked at every 10 steps, more often where they are slow, and acted on at the next look: not at the epoch's end.
+    # The ranks add up losses every 10 steps, more often where steps are slow, and act at the next sum: in mid-epoch.
     told = re.search(r"epoch 2, at step (\d+)", ended[0].err)
     assert told is not None
     assert 48 < int(told[1]) <= 60
@@ -293,7 +293,7 @@ def test_a_pipeline_whose_last_rank_alone_knows_the_loss_tells_the_step(train, t
 def test_a_checkpoint_of_weights_that_are_broken_already_is_not_recommended(train, tmp_path):
     images = ["--model=squeezenet1_1", "--data=fake", "--num-samples=8", "--num-classes=2", "--image-size=32"]
     argv = ["single", *images, "--batch-size=4", "--no-bf16", "--warmup-steps=0", "--lr=1e30", "--name=run"]
-    # A checkpoint before any loss shows what the first step did, as a version left it that took any validation's loss.
+    # A checkpoint with the weights that the first step broke, from a version that accepted any validation loss.
     takes_any = "import math; math.isnan = lambda _: False"
     train([*argv, f"--runs-dir={tmp_path}", "--max-steps=1"], before=takes_any, ok=True)
     ended = train([*argv, f"--runs-dir={tmp_path}", "--resume"], deadline_s=DEADLINE_S)
@@ -302,7 +302,7 @@ def test_a_checkpoint_of_weights_that_are_broken_already_is_not_recommended(trai
 
 
 def test_a_rank_that_is_killed_is_told_once(small, tmp_path):
-    """By its agent: the others hear of it there, and do not wait until they miss its heartbeat."""
+    """Its agent reports it: so the others learn it at once, and do not wait until they miss its heartbeat."""
 
     def kill(launch):
         [rank] = [each for each in psutil.Process(launch.pid).children() if each.environ().get("RANK") == "1"]
@@ -332,7 +332,7 @@ Trainer.train_step = ended
 
 @pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGINT)", "raise ValueError('no such thing')"])
 def test_what_ends_a_training_on_one_host_is_told_on_the_others(train, small, tmp_path, ends):
-    """Each may have a terminal of its own: as by hand, where Ctrl-C reaches one node alone."""
+    """If nodes are started by hand, each has a terminal of its own, where Ctrl-C reaches this node alone."""
     before = ELSEWHERE.replace("ENDS", ends)
     env = [{"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}] * 2
     ended = train(["ddp", *small, f"--runs-dir={tmp_path}"], 2, before=before, rank_env=dict(enumerate(env)))
@@ -343,7 +343,7 @@ def test_what_ends_a_training_on_one_host_is_told_on_the_others(train, small, tm
 
 
 def test_each_terminal_shows_what_is_wrong_on_all(train, small, tmp_path):
-    """As by hand, where each node has a terminal; in a job rank 0 prints it for all."""
+    """If nodes are started by hand, each has a terminal of its own; in a job rank 0 prints the error for all."""
     before = "import os; os.isatty = lambda _: True"
     argv = ["ddp", *small, f"--runs-dir={tmp_path}", "--resume=nothing"]
     ended = train(argv, 2, before=before, rank_env={1: {"LOCAL_RANK": "0"}})
@@ -353,7 +353,7 @@ def test_each_terminal_shows_what_is_wrong_on_all(train, small, tmp_path):
 
 
 def test_a_host_that_dies_while_the_ranks_meet_is_told_on_the_others(train, small, tmp_path):
-    """The ranks wait for each other then, and hear of it by what an agent has published (entrypoint/agent/nodes.py)."""
+    """The ranks wait for each other then, and read the fault that an agent published (entrypoint/agent/nodes.py)."""
     before = """
 import dataclasses, os
 from muster.train import process

@@ -1,4 +1,4 @@
-"""A rank that is dead, stopped or stands still is named, and ends all; a job that is stopped as a whole goes on."""
+"""A rank that is dead, stopped or hangs is named, and ends all ranks; a job that is suspended as a whole goes on."""
 
 import json
 import pickle
@@ -20,7 +20,7 @@ FAST = """
 from muster.train.health import heartbeat
 heartbeat.BEAT_S, heartbeat.GONE_S, heartbeat.DUMP_S = 0.5, 7.5, 10.0
 """
-"""A process counts as gone after 7.5 s instead of 45."""
+"""A store counts as gone after 17.5 s (GONE_S + DUMP_S) instead of 60, and a beat comes every 0.5 s instead of 3."""
 
 PLANTED = """
 import os, signal, time
@@ -144,7 +144,7 @@ def test_the_lagging_rank_has_the_fewest_ticks_and_then_the_fewest_collectives()
     same = heard((beat(1, 6), beat(1, 6), beat(1, 6)))
     assert same.lagging({0: [9, 0, 7], 1: [9, 0, 7], 2: [8, 0, 7]}) == [2]
     assert same.lagging({0: [9, 0, 7], 2: [8, 0, 7]}) == [0, 1, 2]
-    # A kernel that hangs: all hosts have enqueued alike.
+    # A kernel hangs: all processes have enqueued equally many collectives.
     assert same.lagging({0: [9, 8, 7], 1: [9, 7, 7], 2: [9, 8, 7]}) == [1]
     assert same.lagging({0: [9, 0, 6], 1: [9, 0, 7], 2: [9, 0, 7]}) == [0]
 
@@ -162,7 +162,7 @@ def test_collectives_are_counted_over_all_groups():
 @pytest.mark.parametrize("compiles", [False, True])
 def test_patience_is_for_files_and_compilers_and_not_for_who_waits_for_others(compiles):
     status = RankStatus(compiles=compiles)
-    assert status.is_patient  # sets up
+    assert status.is_patient  # at set-up
     with status.connecting():
         assert status.is_patient is compiles
         ticks = status.ticks
@@ -237,7 +237,7 @@ def test_without_rank_0_and_its_store_all_end(train, small, tmp_path, deed):
 @pytest.mark.once
 @pytest.mark.process
 def test_a_job_that_is_suspended_as_a_whole_goes_on(train, small, tmp_path):
-    # For twice as long as makes a death, or a hang.
+    # For twice as long as a rank may stand still.
     argv = ["ddp", *small, *LIGHT, "--max-steps=12", "--hang-timeout=4", f"--runs-dir={tmp_path / 'runs'}"]
     fast = "from muster.train.health import heartbeat\nheartbeat.BEAT_S, heartbeat.SILENT_S = 0.3, 4.5\n"
     train(argv, 3, before=planted(tmp_path, 2, "suspend", fast), ok=True)
@@ -247,7 +247,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on(train, small, tmp_path):
 @pytest.mark.full
 @pytest.mark.process
 def test_a_rank_that_is_silent_for_a_minute_ends_nothing(train, small, tmp_path):
-    # As one that waits for a page of a file, inside of Python's lock: for longer than what makes a process be gone.
+    # Like a rank that waits for a page of a file and holds Python's lock: 9 s are 18 beats, usually almost a minute.
     argv = ["ddp", *small, "--max-steps=12", f"--runs-dir={tmp_path / 'runs'}"]
     train(argv, 2, before=planted(tmp_path, 1, "pause"), ok=True)
     assert (tmp_path / "suspended").exists()

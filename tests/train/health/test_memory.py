@@ -1,4 +1,4 @@
-"""Memory: what becomes of what tensors leave; and memory that is used up, told in three lines."""
+"""Memory: the reuse of memory that tensors free, and an error of three lines where memory is used up."""
 
 import re
 import resource
@@ -21,7 +21,7 @@ from tests.train.conftest import bare, environment
 
 DEADLINE_S = 120
 
-# Some ranks may take no more than they have when their third step of all begins, and that step wants more.
+# From its third step on, each of RANKS may take only 16 MiB beyond what it has, and the step needs more.
 SHORT = """
 import os, resource
 from muster.train.trainer import Trainer
@@ -60,7 +60,7 @@ def test_ranks_that_run_out_of_memory_end_all_and_the_last_checkpoint_stays(trai
 
 
 def raised(error):
-    """`error`, with the traceback of having been raised."""
+    """Raises and catches `error`, which then has a traceback; returns it."""
     try:
         raise error
     except type(error) as caught:
@@ -155,7 +155,7 @@ def test_what_is_to_turn(argv, world_size, words):
     found = memory_options(*parse(argv), world_size)
     assert len(found) == len(words)
     assert all(word in turn for word, turn in zip(words, found, strict=True))
-    # Each option named is one that there is.
+    # Each option that they name exists.
     parse([argv[0], *(word for turn in found for word in turn.split() if re.fullmatch("--[a-z-]+=.*", word))])
 
 
@@ -174,7 +174,7 @@ print(after - before)
 
 
 def faults(how: str) -> int:
-    """How often the system has to give a page of some 100 MiB that were in use before, again and again."""
+    """The page faults of allocating some 100 MiB, after the process has allocated and freed as much several times."""
     command = [sys.executable, "-c", COUNT, how]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=240)
     return int(done.stdout)
@@ -182,7 +182,7 @@ def faults(how: str) -> int:
 
 @pytest.mark.process
 def test_it_is_used_again_without_the_system():
-    # 25,856 small pages, or 50 large ones.
+    # 101 MiB are 25,856 small pages, or 50 large ones.
     assert faults("leave") >= 50
     assert faults("keep") < 10
 
@@ -222,5 +222,5 @@ def test_training_collects_garbage_and_what_imports_made_is_old(tmp_path: Path) 
     young, older, oldest = map(int, look[2:])
     assert young + older < 50_000
     assert oldest > 100_000
-    # nanobind tells of each object that is still there as the interpreter ends.
+    # nanobind reports each object that still exists when the interpreter ends.
     assert "leaked" not in done.stderr

@@ -54,7 +54,7 @@ def reading(argv):
 main.read = reading
 """
 
-# The store would be the agent's.
+# The ranks wait for the agent's store, which is not there.
 CONNECTING = """
 import os
 import muster.train.process as process
@@ -91,7 +91,7 @@ def test_ranks_end_when_their_agent_does(small, tmp_path, when):
     argv += ["--name=run", f"--runs-dir={tmp_path / 'runs'}", "--data=fake", "--num-samples=200"]
     with (tmp_path / "err").open("wb") as err:
         command = [sys.executable, "-c", ORPHAN, "-c", ALONE, *argv]
-        # Its own process group: what is left of it can be ended.
+        # In a process group of its own, so that its remaining processes can be killed.
         agent = subprocess.Popen(
             command, env=env, stdout=subprocess.PIPE, stderr=err, start_new_session=True, text=True, cwd=tmp_path
         )
@@ -218,5 +218,5 @@ time.sleep(600)
 
 
 def test_a_rank_whose_words_nobody_reads_ends_too():
-    """It holds its standard output open until then."""
+    """Until then it holds its standard output open, for whose end `subprocess.run` waits."""
     subprocess.run([sys.executable, "-c", UNREAD], env=environment({}), stdout=subprocess.PIPE, timeout=240, check=True)

@@ -1,4 +1,4 @@
-"""A warned run stops after a step that all ranks agree on, and goes on later to the same bits."""
+"""A warned run stops after a step on which all ranks agree, and ends with the same bits once it was resumed."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.train.checkpoint.test_resume import assert_same_bits, common, images 
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 from tests.train.conftest import environment
 
-# Sums over all ranks come as often as is said here, however long the steps take.
+# The ranks add up their progress every `every` steps, however long a step takes.
 WARN = """
 import os, signal
 from muster.train import trainer
@@ -105,7 +105,7 @@ def test_a_rank_that_counts_no_loss_is_heard_too(train, tmp_path, strategy):
         assert all(tensor.equal(again["model"][name]) for name, tensor in whole["model"].items())
 
 
-# A rank that listens already would not end by it, and would report the loss of the other.
+# A rank that already handled the signal would not be ended by it, and would report the loss of the other.
 EARLY = """
 import os, signal, time
 from pathlib import Path
@@ -131,16 +131,16 @@ def test_a_warning_before_all_ranks_listen_ends_all_alike(train, argv_of_three, 
 
 
 def disturbed(folder, argv, disturb):
-    """The exit code of `train ARGV`, disturbed after its first checkpoint, and what it said on stderr."""
+    """Runs `train ARGV`, calls `disturb` after its first checkpoint; returns its exit code and standard error."""
     argv = [str(Path(sys.executable).with_name("train")), *argv, "--epochs=3000", f"--runs-dir={folder}"]
-    # What starts the tests in the background may have them ignore it.
+    # A shell that runs the tests in the background may make them ignore SIGINT.
     hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), "start_new_session": True}
     with (folder / "err").open("wb") as err:
         launch = subprocess.Popen(argv, env=environment(), cwd=folder, stdout=subprocess.DEVNULL, stderr=err, **hears)
         try:
             end = time.monotonic() + 120
             metrics = folder / "run" / "metrics.jsonl"
-            # The line comes when the run knows of its checkpoint, a moment after that is there.
+            # The line comes when the run has noticed that its checkpoint is complete.
             while not metrics.exists() or '"checkpoint"' not in metrics.read_text():
                 assert time.monotonic() < end, "no checkpoint came"
                 assert launch.poll() is None, (folder / "err").read_text()
@@ -169,7 +169,7 @@ def test_the_agent_passes_a_warning_on(argv_of_three, tmp_path, name):
 @pytest.mark.once
 @pytest.mark.parametrize(("strategy", "words"), [("ddp", "train ddp was"), ("single", "train single was")])
 def test_control_c_at_a_terminal_ends_at_once_with_a_line(tmp_path, strategy, words):
-    """A terminal sends it to the launcher and to all ranks."""
+    """A terminal sends SIGINT to the launcher and to all ranks."""
     argv = [strategy, *TEXT, *STEPS, "--name=run", *(["--nproc-per-node=2"] if strategy == "ddp" else [])]
     code, said = disturbed(tmp_path, argv, lambda launch: os.killpg(launch.pid, signal.SIGINT))
     assert code == 130, said
@@ -180,13 +180,13 @@ def test_control_c_at_a_terminal_ends_at_once_with_a_line(tmp_path, strategy, wo
 
 
 def test_a_warning_before_the_ranks_have_started_is_told_to_requeue(tmp_path):
-    """Nothing is learnt yet, and nothing is lost: 75 for a training of ours."""
+    """Nothing is trained yet, so nothing is lost: `train` ends with 75, the code for a requeue."""
     env = environment({"MUSTER_COMMAND": "train ddp"})
     argv = [sys.executable, "-P", "-m", "muster.entrypoint.agent", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1"]
     argv += ["--rdzv-backend=static", "--master-addr=127.0.0.1", "--master-port=9", "--rdzv-conf=timeout=100"]
     process = subprocess.Popen([*argv, "-m", "this"], env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     try:
-        # It says so after a while of waiting: by then it listens.
+        # The agent prints this after it has waited a while: by then it handles the signal.
         assert process.stderr is not None
         assert "waits for" in process.stderr.readline()
         process.send_signal(signal.SIGUSR1)
@@ -208,7 +208,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 @pytest.mark.process
 @pytest.mark.parametrize("mode", ["agent", "worker"])
 def test_a_warning_of_the_first_moment_is_kept(tmp_path, argv_of_three, mode):
-    """As the launcher holds it: the agent has learnt nothing yet and ends, a rank comes to its first steps."""
+    """The launcher blocks the signal from the start: the agent ends before any step, a rank after its first steps."""
     train = [str(Path(sys.executable).with_name("train"))]
     if mode == "worker":
         train = [sys.executable, "-m", "muster.train"]

@@ -1,4 +1,4 @@
-"""A run that knows its job's time limit stops ahead of it; a warning ends a validation; the grace is told of."""
+"""A run stops ahead of its job's time limit; a warning ends a validation; a note reports too short a grace period."""
 
 import json
 import signal
@@ -22,12 +22,12 @@ NOW = 1_800_000_000.0
 
 @pytest.fixture
 def at_now(monkeypatch):
-    """Has it be NOW for what reads the clock here."""
+    """Sets the clock of `preemption` to NOW."""
     monkeypatch.setattr(preemption, "time", SimpleNamespace(time=lambda: NOW))
 
 
 def times(start, end, name="MUSTER"):
-    """A job that began so many minutes ago and ends in so many."""
+    """The variables of a job that began `start` minutes ago and ends in `end` minutes."""
     pairs = {"START": NOW - 60 * start, "END": NOW + 60 * end}
     name = "MUSTER_JOB" if name == "MUSTER" else name
     return {f"{name}_{which}_TIME": f"{seconds:.0f}" for which, seconds in pairs.items()}
@@ -75,7 +75,7 @@ def test_more_minutes_than_the_job_has_are_refused(at_now):
 
 
 def test_a_late_start_is_told_of_and_does_not_fail(at_now):
-    """Nodes that came late, or a second training in one job: what is left is less than what is to be left over."""
+    """Nodes came late, or it is the second training in a job: less time is left than --save-before is to leave."""
     deadline, notes = find(10, times(55, 5, "MUSTER_SCHEDULER"))
     assert deadline is not None
     assert deadline.is_near()
@@ -105,7 +105,7 @@ def test_a_notice_reads_the_clock_when_it_is_asked(monkeypatch):
     now[0] += 541
     assert "--save-before=1" in notice.reason
     said = notice.reason
-    now[0] -= 100  # a clock that is set back takes nothing back
+    now[0] -= 100  # a clock that is set back does not withdraw the notice
     assert notice.reason == said
 
 
@@ -228,7 +228,7 @@ preemption.time = SimpleNamespace(time=lambda: 1.8e9 + 60 * steps[0] + ahead)
 
 @pytest.mark.process
 def test_all_ranks_stop_ahead_of_the_limit_and_lose_nothing(train, argv, straight, tmp_path):
-    """A minute a step, of a clock that is the same on fast machines and slow ones."""
+    """The clock advances by a minute a step, on fast machines and slow ones."""
     argv = [*argv, f"--runs-dir={tmp_path}"]
     job = {"MUSTER_SCHEDULER_START_TIME": "1799999000", "MUSTER_SCHEDULER_END_TIME": "1800000600"}
     ended = train([*argv, "--save-before=5"], 2, before=CLOCK, env=job)
@@ -245,7 +245,7 @@ def test_the_real_clock_and_the_measured_save(train, argv, tmp_path):
     argv = [word.replace("--epochs=2", "--epochs=9999") for word in argv]
     end = time.time() + 10 * 60
     job = {"MUSTER_JOB_END_TIME": f"{end:.0f}", "MUSTER_SCHEDULER": "slurm", "MUSTER_GRACE_S": "0"}
-    # So many minutes that it is time as soon as the run has begun, or a little later.
+    # 9.99 of 10 minutes: the run has to stop as soon as it has begun, or a little later.
     argv = [*argv, f"--runs-dir={tmp_path}"]
     (ended, _) = train([*argv, "--save-before=9.99"], 2, env=job)
     assert ended.code == 75
@@ -254,7 +254,7 @@ def test_the_real_clock_and_the_measured_save(train, argv, tmp_path):
     saves = [line for line in lines if line["kind"] == "checkpoint"]
     assert saves[-1]["step"] == steps_of(tmp_path / "run")
     assert all(line["save_s"] > 0 for line in saves)
-    # An epoch more, which ends with a checkpoint: the note is on its time.
+    # One more epoch, which ends with a checkpoint: the note reports its time.
     further = f"--max-steps={saves[-1]['step'] + 4}"
     again = train([*argv, "--resume", "--save-before=0", further], 2, env=job, ok=True)
     assert again[0].out.count("note: a checkpoint took") == 1

@@ -1,4 +1,4 @@
-"""Checkpoints within an epoch: they change nothing that is trained, and a run goes on from them to the same bits."""
+"""Checkpoints within an epoch: they do not change the training, and a run resumed from them ends with the same bits."""
 
 import json
 import time
@@ -12,7 +12,7 @@ from muster.train.trainer import Trainer
 from tests.train.checkpoint.test_resume import assert_same_bits, common, images, straight  # noqa: F401
 from tests.train.comparing import SPLITS, STEPS, TEXT, trained
 
-# A sum over all ranks comes after each step, and the time is over at each of them.
+# The ranks add up their progress after each step, and a checkpoint is due at each of them.
 AT_EACH_LOOK = """
 from muster.train import trainer
 trainer.SYNC_STEPS = 1
