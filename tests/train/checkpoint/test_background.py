@@ -1,4 +1,4 @@
-"""Checkpoints in the background: of the moment they were asked for, and counted only when they are complete."""
+"""Checkpoints in the background: they hold the state at the request, and count only once they are complete."""
 
 import errno
 import re
@@ -29,7 +29,7 @@ def manager(tmp_path):
 
 @pytest.fixture
 def held(monkeypatch):
-    """Holds up what writes to the disk until it is set."""
+    """Blocks writing to the disk until this event is set."""
     event, fsync = threading.Event(), storage.os.fsync
 
     def wait(descriptor):
@@ -55,7 +55,7 @@ def test_training_goes_on_while_the_moment_is_kept(manager, held, tmp_path):
 
 
 def test_errors_name_resume_as_soon_as_one_is_complete(manager, monkeypatch):
-    """The trainer may stand still before it hears of it."""
+    """The trainer may hang before it notices that one is complete."""
     monkeypatch.setattr(interruption.current, "advice", "the same command starts it again")
     manager.save({"model": {"w": torch.zeros(10)}, "progress": {"step": 10}}, 10)
     manager.wait()
@@ -111,9 +111,9 @@ assert manager.group.group_name in recorded, recorded
 
 
 def test_the_flight_recorder_knows_the_group_before_another_thread_uses_it(tmp_path):
-    """In torch 2.10 two threads that tell it of two groups may hang: nothing locks its list of groups.
+    """In torch 2.10 two threads that register groups with it at once may hang: nothing locks its list of groups.
 
-    In a process of its own: what a process records is settled with its first group.
+    In a process of its own, as the first group of a process settles what it records.
     """
     argv = [sys.executable, "-c", RECORDED, str(tmp_path)]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=False)
@@ -199,7 +199,7 @@ def test_weights_of_another_shape_are_named(manager, tmp_path):
     assert first_mismatch(index, torch.nn.Linear(3, 4, bias=False)) == "bias is [4] in it, missing here"
 
 
-# Each rank says how many bytes of a checkpoint it copies before it goes on.
+# Each rank prints how many bytes of a checkpoint it copies before it goes on.
 WEIGH = """
 import os
 out = os.fdopen(os.dup(1), "w", buffering=1)

@@ -18,7 +18,7 @@ from tests.train.conftest import environment
 
 MUSTER = str(Path(sys.executable).with_name("muster"))
 
-# Its rank 1 is killed at each of the steps, as often as is said.
+# Rank 1 is killed once at each of `steps`.
 DYING = """
 import os, signal, sys
 from pathlib import Path
@@ -45,7 +45,7 @@ def options(tmp_path, **more):
 
 
 def dying(tmp_path, steps, max_restarts, argv):
-    """The ended `muster run` of a training on two ranks that dies at `steps`."""
+    """Runs a training on two ranks, which dies at `steps`, by `muster run`; returns the completed process."""
     script = tmp_path / "dying.py"
     script.write_text(DYING.format(steps=steps))
     command = [MUSTER, "run", "--nproc-per-node=2", f"--max-restarts={max_restarts}", script, tmp_path / "deaths"]
@@ -105,7 +105,7 @@ def test_the_same_launch_goes_on_with_its_run(tmp_path, name):
 
 
 def test_a_launch_that_resumed_an_older_checkpoint_resumes_it_again(tmp_path):
-    """Until it has saved one of its own, even one of the same step as another that was there."""
+    """Until it has saved a checkpoint of its own, which may have the step of one that was there before."""
     folder = tmp_path / "runs" / "old"
     for step in (4, 8):
         folder.mkdir(parents=True, exist_ok=True)

@@ -33,14 +33,14 @@ def common(images):
 
 @pytest.fixture(scope="module")
 def straight(train, common, tmp_path_factory):
-    """The folder of 4 epochs without a stop, at world 2, read by the trainers themselves."""
+    """The folder of a run of 4 epochs without a stop, on 2 ranks, without data workers."""
     runs = tmp_path_factory.mktemp("straight")
     train(["ddp", *common, "--epochs=4", "--name=run", f"--runs-dir={runs}"], 2, ok=True)
     return runs / "run"
 
 
 def assert_same_bits(one, other):
-    """That two runs ended with equal weights, statistics and momenta."""
+    """Asserts that two runs ended with equal weights, statistics, moments and results."""
     first, second = (checkpoint.load_newest(run)[1] for run in (one, other))
     assert first["progress"]["step"] == second["progress"]["step"]
     for key, tensor in first["model"].items():
@@ -89,7 +89,7 @@ def test_stopped_in_the_middle_of_an_epoch(train, common, straight, tmp_path):
     steps = [line for line in map(json.loads, log.read_text().splitlines()) if line["kind"] == "steps"]
     assert all(line["seconds"] > 1e4 for line in steps if line["step"] > 6)
     assert steps[-1]["step"] > 6
-    # The losses on the way are the means of the whole epoch so far, in both.
+    # In both runs the losses within an epoch are means over the whole epoch so far.
     assert losses(tmp_path / "run") == pytest.approx(losses(straight))
 
 
@@ -130,7 +130,7 @@ RECIPES = [["--optimizer=sgd", "--lr=0.1"], pytest.param(["--optimizer=adamw"], 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
 def test_a_run_moves_from_world_to_world_and_from_strategy_to_strategy(train, tmp_path, recipe):
-    """4 ranks, 2, 3, 4, 2 and 1, a step under each strategy: the run of a single process that never stopped."""
+    """A step each on 4, 2, 3, 4, 2 and 1 ranks, with the strategies of MOVES: equal to one process without a stop."""
     # Without exact sums the moments differ by up to 4e-6 after these steps, on some processors.
     common = [*TEXT, *STEPS, *recipe, "--deterministic", "--batch-size=1", "--keep-checkpoints=1"]
     whole = trained(train, tmp_path, "single", 1, [*common, *MOVES[-1][2], f"--max-steps={len(MOVES)}"], "whole")
@@ -169,12 +169,12 @@ def test_a_run_that_was_killed_before_its_summary_gets_it(train, common, straigh
 def test_damage_and_change_are_told(train, common, straight, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(straight / "checkpoints", copy / "checkpoints")
-    # Of two files one, and of that one bit: it comes out while the ranks read.
+    # One bit in one of two files: the damage shows only while the ranks read.
     damaged = copy / "checkpoints" / "step-00000016" / "rank-00001"
     content = bytearray(damaged.read_bytes())
     content[1000] ^= 1
     damaged.write_bytes(content)
-    # Of the one before it nothing but the name.
+    # Of the checkpoint before it, the index is empty.
     before, *older = [path for path in checkpoint.saved(copy) if path != damaged.parent]
     assert older
     (before / "index").write_bytes(b"")
@@ -230,10 +230,10 @@ def test_a_checkpoint_of_something_else(train, common, straight, tmp_path, chang
 
 
 def test_where_hosts_share_no_folder_that_of_rank_0_holds_whole_checkpoints(train, tmp_path):
-    """Two machines without a file server: all that they have learnt would lie in halves that nobody puts together."""
+    """Without a shared file system each machine would hold half of a checkpoint, which nobody could put together."""
     hosts = [tmp_path / "host0", tmp_path / "host1"]
     own = [host / "runs" / "a" for host in hosts]
-    own[1].mkdir(parents=True)  # as of an attempt before
+    own[1].mkdir(parents=True)  # as an earlier attempt leaves it
     hosts[0].mkdir()
     argv = ["ddp", "--model=gpt-tiny", "--data=synthetic", "--num-samples=32", "--seq-len=8", "--batch-size=4"]
     argv += ["--no-bf16", "--name=a"]
@@ -245,7 +245,7 @@ def test_where_hosts_share_no_folder_that_of_rank_0_holds_whole_checkpoints(trai
     assert path.name == "step-00000002"
     assert state["model"]
     assert state["optimizer"]["state"]
-    assert not (own[1] / "checkpoints").exists()  # what nobody would remove
+    assert not (own[1] / "checkpoints").exists()  # nothing would remove it
     shutil.copytree(own[0], own[1], dirs_exist_ok=True)
     train([*argv, "--max-steps=3", "--resume"], 2, before=there, rank_env=ranks, ok=True)
     assert checkpoint.load_newest(own[0])[0].name == "step-00000003"
@@ -266,7 +266,7 @@ def test_ranks_and_accumulation_may_trade_places():
 
 
 def test_ranks_that_come_to_be_other_groups_are_told_as_groups():
-    """As 2 ranks that go on from ddp to tp: it said "2 ranks instead of 2"."""
+    """As where 2 ranks go on from ddp with tp: the note once said "2 ranks instead of 2"."""
     settings = asdict(Options(model="gpt-tiny", seq_len=8).settled())
     before = {"options": settings, "dp_size": 2, "world_size": 2}
     one_group = World(world_size=2, dp=(0, 1))

@@ -109,7 +109,7 @@ def test_resume_a_folder_a_file_a_name(tmp_path):
     with_checkpoint(branch.folder)
     with pytest.raises(MusterError, match="never overwritten"):
         choose_run(options(tmp_path, resume=str(first), name="branch"), "ddp")
-    for name in ("older", "n" * 300):  # the system does not even look for the second
+    for name in ("older", "n" * 300):  # the second name is too long for any file system
         with pytest.raises(MusterError, match="no run or checkpoint of this name"):
             choose_run(options(tmp_path, resume=name), "ddp")
 
@@ -142,7 +142,7 @@ def test_a_folder_that_can_not_be_made(tmp_path):
 
 def test_a_disk_that_is_full_as_the_run_begins_is_told_with_the_folder(tmp_path, monkeypatch):
     def full(path, text):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what fails to write does not know its file's name
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the error of a failed write has no file name
 
     monkeypatch.setattr(run_directory, "write_text", full)
     with pytest.raises(MusterError, match="No space left") as raised:
@@ -222,7 +222,7 @@ def test_a_run_that_another_process_writes_is_refused_until_that_is_gone(tmp_pat
         assert other.stdout.readline() == "writes\n"
         monkeypatch.setattr(checkpoint, "SILENT_S", 8.0)
         monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 3600.0)  # the clock was set meanwhile
-        with_checkpoint(runs / "mine")  # of which it would be said that --resume continues it
+        with_checkpoint(runs / "mine")  # without another writer, the error would recommend --resume
         if where == "another host":
             monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
         if where == "another of the same name":
@@ -283,7 +283,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_overwritten(tmp_path, resume, l
     with pytest.raises(MusterError, match="never overwritten") as raised:
         choose_run(options(tmp_path, name="mine", resume=resume), "ddp")
     assert str(folder) in raised.value.seen
-    assert "--resume" not in raised.value.fix  # which could not
+    assert "--resume" not in raised.value.fix  # it would have nothing to resume
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -353,7 +353,7 @@ def test_a_file_server_that_stands_still_as_one_looks_makes_no_writer_dead(tmp_p
     def touched(path):
         looks.append(path)
         if len(looks) == 2:
-            now[0] += 300  # in which it answers nobody, and so the other can't touch the file
+            now[0] += 300  # the server answers nobody meanwhile, so the other can't touch the file
         return len(looks) // 3
 
     monkeypatch.setattr(checkpoint, "touched", touched)
@@ -405,7 +405,7 @@ def test_a_writer_that_another_took_for_dead_writes_no_more(tmp_path, monkeypatc
         time.sleep(0.1)
     finally:
         checkpoint.release()
-    assert checkpoint.touched(writer) == touched  # it looks no more alive than its process is
+    assert checkpoint.touched(writer) == touched  # a training that lost its folder no longer touches the file
     assert checkpoint.saved(folder) == before
     assert half.read_text() == "another's"
     assert {path.name for path in folder.iterdir()} == {"checkpoints", *([".writer"] if theirs else [])}
@@ -419,7 +419,7 @@ def test_a_run_whose_folder_is_gone_is_told_so(tmp_path):
     checkpoint.release()
 
 
-# As another does that has taken this training for dead while it writes.
+# Another training takes this one for dead while it writes, and takes over.
 TAKES_OVER = """
 import shutil
 from muster.train.checkpoint import manager, storage
@@ -454,7 +454,7 @@ def test_a_misspelt_name_is_not_resumed_from_the_beginning(tmp_path, name, is_re
         choose_run(options(tmp_path, name=name, resume="latest"), "ddp")
     if is_refused:
         assert "--name first --resume" in refused.value.fix
-    # The job script of a new run says auto.
+    # The job script of a new run has --resume=auto.
     assert choose_run(options(tmp_path, name=name, resume="auto"), "ddp").resumed_from is None
 
 
