@@ -21,7 +21,7 @@ SMALL = ["--data=digits", "--image-size=16", "--no-bf16", "--batch-size=8"]
 
 
 TOLD = pytest.StashKey[dict[str, list[str]]]()
-"""Lines that tests print at the end of the session though they pass, by title."""
+"""Lines that passing tests add to the report at the end of the session, by title."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

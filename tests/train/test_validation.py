@@ -44,7 +44,7 @@ CASES = [
 
 
 def told_by_the_weights(run, options):
-    """Loss and accuracy of the checkpoint's weights in one process over all validation samples, and their number."""
+    """Loss and accuracy of the weights in the checkpoint, over all validation samples, one after the other."""
     state = checkpoint.load_newest(run)[1]
     source = data.open_source(options)
     _, valid = open_batches(source, options, World())

@@ -158,7 +158,7 @@ def test_a_run_that_was_killed_before_its_summary_gets_it(train, common, straigh
     (copy / "summary.json").write_text("[" * 100_000)  # damaged: it counts as none
     train([*argv, "--epochs=4"], 2, ok=True)
     (copy / "summary.json").unlink()
-    os.mkfifo(copy / "summary.json")  # which would hold its reader for ever, and counts as none
+    os.mkfifo(copy / "summary.json")  # a reader would wait for ever; it counts as none
     train([*argv, "--epochs=4"], 2, ok=True)
     summary, before = (json.loads((run / "summary.json").read_text()) for run in (copy, straight))
     for name in ("step", "epochs", "final_accuracy", "best_accuracy", "final_valid_loss"):
@@ -207,7 +207,7 @@ def test_data_that_have_grown_are_told(train, tmp_path):
     [begun] = train([*argv, "--max-steps=1"], ok=True)
     text.write_bytes(bytes(range(200)) * 2)
     [ended] = train([*argv, "--max-steps=2"], ok=True)
-    assert "step-00000001" in ended.out  # the header names what it goes on from
+    assert "step-00000001" in ended.out  # the header names the checkpoint
     assert "\nresumes " in ended.out
     assert "\nresumes " not in begun.out
     assert "the result will differ" in ended.out

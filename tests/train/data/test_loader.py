@@ -174,7 +174,7 @@ def test_few_workers_where_dev_shm_is_small_and_a_note(tmp_path, make_images, on
     need = loader.shm_bytes(4 * 3 * 32 * 32, 4 * 8)
     monkeypatch.setattr(
         loader, "free_shm", lambda: int(need * 1.1 * (2 * 3 + loader.IN_USE)) + 1
-    )  # a stand-in for a small one
+    )  # stands for a small /dev/shm
     train, valid = open_batches(data.open_source(asked), asked, World(), cores=8)
     assert (train.num_workers, valid.num_workers) == (3, 3)
     assert "3 instead of 7 workers a rank load training data" in train.notes[0]
