@@ -84,7 +84,7 @@ def test_a_start_that_fails_is_no_figure(script, capfd):
     assert capfd.readouterr().err.strip() in ("other", "now")
 
 
-def test_what_is_told_of_figures():
+def test_figures_are_printed_with_their_spread():
     assert results.spread([1.0, 3.0, 2.0], 1) == "2.0 (1.0 to 3.0)"
     assert results.middle([1.0, 2.0, 3.0, 4.0, 5.0], 1) == "3.0 (1.5 to 4.5)"
     assert results.middle([2.0], 1) == "2.0 (2.0 to 2.0)"

@@ -36,7 +36,7 @@ def test_torchvision_reads_what_fsdp_has_trained(train, tmp_path):
     assert all(torch.equal(tensor, state["model"][name]) for name, tensor in model.state_dict().items())
 
 
-def test_what_can_not_be_exported(tmp_path):
+def test_export_finds_checkpoints_and_refuses_the_rest(tmp_path):
     for name in ("run", "step-7", "checkpoints"):
         (tmp_path / name).mkdir()
     path = save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
@@ -78,7 +78,7 @@ def test_what_can_not_be_exported(tmp_path):
         ("checkpoints/step-00000001", "..", "weights.pt"),
     ],
 )
-def test_the_folder_one_is_in(tmp_path, monkeypatch, inside, typed, written):
+def test_paths_relative_to_the_current_folder(tmp_path, monkeypatch, inside, typed, written):
     run = tmp_path / "run"
     run.mkdir()
     path = save(run, {"model": {"w": torch.ones(3)}}, step=1, keep=1)

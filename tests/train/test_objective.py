@@ -22,7 +22,7 @@ def test_a_smoothed_target_gives_each_class_its_share():
 
 @pytest.mark.process
 @pytest.mark.parametrize("data", [pytest.param(DIGITS, marks=pytest.mark.full), TEXT])
-def test_every_split_does_the_same(train, tmp_path, data):
+def test_label_smoothing_is_the_same_in_every_split(train, tmp_path, data):
     options = ["--label-smoothing=0.1"]
     common = [*data, *STEPS, *options, "--optimizer=sgd", "--lr=0.05", "--max-steps=3", "--deterministic"]
     single = trained(train, tmp_path, "single", 1, [*common, "--accumulate=4"], "single")

@@ -78,7 +78,7 @@ def order_of(world_size):
 
 
 @pytest.mark.parametrize("more", [{}, {"max_steps": 35}, {"lr_steps": 30}])
-def test_the_extent_of_a_run_that_nobody_disturbs_is_the_same_all_along(more):
+def test_the_planned_steps_do_not_depend_on_the_progress(more):
     options = Options(epochs=4, **more)
     for epoch, sample in ((0, 0), (1, 0), (2, 40), (3, 90)):
         progress = Progress(epoch=epoch, sample=sample, step=epoch * 10 + sample // 10)
@@ -152,7 +152,7 @@ def test_a_cosine_goes_on_over_data_that_are_fewer_than_those_used_of_the_epoch(
     assert (len(fewer), list(fewer)) == (0, [])
 
 
-def test_a_cosine_that_ends_elsewhere_is_told():
+def test_options_that_move_the_end_of_a_cosine_are_reported():
     def noted(**change):
         options = Options(lr_schedule="cosine", image_size=16)
         old, new = asdict(options) | {"seq_len": None}, asdict(options) | {"seq_len": None} | change

@@ -225,7 +225,7 @@ def test_a_long_run_has_fewer_lines_than_at_its_beginning(train, tmp_path):
     assert [record["step"] for record in records if record["kind"] == "steps"] == [1, 2, 3, 4, 6, 9]
 
 
-def test_who_knows_whom():
+def test_the_trainer_imports_no_launcher_and_names_no_strategy():
     for path in (ROOT / "train").rglob("*.py"):
         tree = ast.parse(path.read_text())
         names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -260,7 +260,7 @@ def test_what_is_saved_again_takes_the_place_of_the_first(tmp_path):
     assert weight(checkpoint.saved(tmp_path)[0]) == 2
 
 
-def test_one_that_lost_its_name_to_none_has_it_again(tmp_path):
+def test_a_checkpoint_whose_replacement_is_missing_gets_its_name_back(tmp_path):
     path = save(tmp_path, state(1), step=10, keep=2)
     path.rename(path.with_name(f".{path.name}.old.partial"))
     assert checkpoint.saved(tmp_path) == []
@@ -268,7 +268,7 @@ def test_one_that_lost_its_name_to_none_has_it_again(tmp_path):
     assert [weight(path) for path in checkpoint.saved(tmp_path)] == [1]
 
 
-def test_one_that_lost_its_name_to_another_does_not_stop_the_next(tmp_path):
+def test_the_remains_of_a_replaced_checkpoint_do_not_stop_the_next_save(tmp_path):
     path = save(tmp_path, state(2), step=10, keep=2)
     shutil.copytree(path, path.with_name(f".{path.name}.old.partial"))
     checkpoint.put_back(tmp_path)

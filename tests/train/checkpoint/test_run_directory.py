@@ -371,7 +371,7 @@ def test_a_run_whose_writers_file_is_damaged_is_free(tmp_path, monkeypatch, cont
     checkpoint.release()
 
 
-def test_what_touches_the_writers_file_keeps_no_process_that_fails_from_its_end(tmp_path):
+def test_the_thread_that_touches_the_writers_file_is_a_daemon(tmp_path):
     before = set(threading.enumerate())
     checkpoint.claim(tmp_path, "")
     try:

@@ -72,7 +72,7 @@ def beside(side):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_is_seen_is_the_same(tmp_path, make_images, beside, num_workers):
+def test_batches_copied_ahead_are_the_same(tmp_path, make_images, beside, num_workers):
     root = make_images(tmp_path / "images")
     asked = Options(data=f"imagefolder:{root}", image_size=24, batch_size=4, train_num_workers=num_workers)
     for one, other in zip(open_batches(data.open_source(asked), asked, World()), beside(asked), strict=True):

@@ -265,7 +265,7 @@ def test_a_folder_of_texts(tmp_path):
     ],
 )
 @pytest.mark.timeout(300)
-def test_what_is_no_text(tmp_path, name, content, words):
+def test_files_that_hold_no_tokens_are_refused(tmp_path, name, content, words):
     path = tmp_path / (name or "none")
     if content is None:
         os.mkfifo(path)  # a reader would wait for ever

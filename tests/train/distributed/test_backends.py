@@ -63,7 +63,7 @@ def test_an_interface_that_is_not_here(train, tmp_path):
         ("gloo", GPU, "ddp", "gloo"),
     ],
 )
-def test_what_is_taken(wanted, device, strategy, found):
+def test_which_backend_is_chosen(wanted, device, strategy, found):
     assert backend_for(wanted, device, strategy) == found
 
 
@@ -91,7 +91,7 @@ class PlayedMpi:
         self.calls.append((args, kwargs))
 
 
-def test_mpi_is_asked_who_is_there_and_given_no_store(monkeypatch):
+def test_mpi_finds_the_ranks_and_gets_no_store(monkeypatch):
     played = PlayedMpi(monkeypatch, 1, 2)
     assert backend_for("mpi", CPU, "fsdp") == "mpi"
     open_group(World(rank=1, world_size=2, backend="mpi", store=dist.HashStore()))

@@ -117,7 +117,7 @@ def test_the_dead_are_those_whose_beat_stays_the_same():
     assert heard(*turns).dead(4) == []
 
 
-def test_who_has_left_is_neither_dead_nor_hung():
+def test_a_rank_that_has_left_is_neither_dead_nor_hung():
     monitor = heard(*[(beat(number, number), beat(0, phase=LEFT)) for number in range(9)])
     assert monitor.dead(3) == []
     assert not monitor.is_hung(3)

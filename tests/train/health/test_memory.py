@@ -133,7 +133,7 @@ def test_a_worker_that_was_killed_is_told_as_that(words):
         (dist.DistBackendError("NCCL error ... ncclUnhandledCudaError\nCuda failure 719 'launch failure'"), False),
     ],
 )
-def test_what_is_taken_for_it(error, is_memory):
+def test_which_errors_count_as_out_of_memory(error, is_memory):
     assert (find(error) is error) == is_memory
     outer = ValueError("caused by it")
     outer.__cause__ = error
@@ -151,7 +151,7 @@ def test_what_is_taken_for_it(error, is_memory):
         (["pipeline", "--model=gpt-1b", "--activation-checkpoint=full"], 2, ["more --microbatches"]),
     ],
 )
-def test_what_is_to_turn(argv, world_size, words):
+def test_which_options_reduce_memory(argv, world_size, words):
     found = memory_options(*parse(argv), world_size)
     assert len(found) == len(words)
     assert all(word in turn for word, turn in zip(words, found, strict=True))
@@ -181,7 +181,7 @@ def faults(how: str) -> int:
 
 
 @pytest.mark.process
-def test_it_is_used_again_without_the_system():
+def test_freed_memory_is_used_again_with_few_page_faults():
     # 101 MiB are 25,856 small pages, or 50 large ones.
     assert faults("leave") >= 50
     assert faults("keep") < 10

@@ -179,7 +179,7 @@ def test_control_c_at_a_terminal_ends_at_once_with_a_line(tmp_path, strategy, wo
     assert "death signal" not in said
 
 
-def test_a_warning_before_the_ranks_have_started_is_told_to_requeue(tmp_path):
+def test_a_warning_before_the_ranks_have_started_asks_for_a_requeue(tmp_path):
     """Nothing is trained yet, so nothing is lost: `train` ends with 75, the code for a requeue."""
     env = environment({"MUSTER_COMMAND": "train ddp"})
     argv = [sys.executable, "-P", "-m", "muster.entrypoint.agent", "--nnodes=2", "--node-rank=1", "--nproc-per-node=1"]

@@ -63,7 +63,7 @@ def test_without_a_limit_the_user_is_told_what_to_set(environ, at_now):
     assert "export MUSTER_JOB_END_TIME=" in notes[0]
 
 
-def test_never_is_never(at_now):
+def test_save_before_0_turns_the_time_limit_off(at_now):
     assert find(0, times(1, 59)) == (None, [])
 
 
@@ -82,7 +82,7 @@ def test_a_late_start_is_told_of_and_does_not_fail(at_now):
     assert "5.0 minutes" in notes[0]
 
 
-def test_an_end_that_is_over_is_another_jobs(at_now):
+def test_an_end_in_the_past_is_ignored(at_now):
     deadline, notes = find(10, times(90, -30))
     assert deadline is None
     assert "is ignored" in notes[0]
@@ -90,7 +90,7 @@ def test_an_end_that_is_over_is_another_jobs(at_now):
 
 @pytest.mark.parametrize("text", ["tomorrow", "-5", "1e9", "$(date)"])
 @pytest.mark.parametrize("name", ["MUSTER_JOB_END_TIME", "MUSTER_JOB_START_TIME"])
-def test_a_time_that_is_none(name, text):
+def test_a_value_that_is_no_time_is_refused(name, text):
     with pytest.raises(MusterError, match=f"{name} is not a time") as refusal:
         find(10, times(1, 59) | {name: text})
     assert refusal.value.code == 2

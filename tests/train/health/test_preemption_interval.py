@@ -39,7 +39,7 @@ def middles(run):
 
 
 @pytest.mark.process
-def test_it_changes_nothing_and_can_be_gone_on_from(train, common, straight, tmp_path):  # noqa: F811
+def test_checkpoints_within_an_epoch_change_nothing_and_can_be_resumed(train, common, straight, tmp_path):  # noqa: F811
     """Batch normalisation too: each rank goes on with its own statistics, whatever the checkpoint has."""
     argv = ["ddp", *common, "--epochs=4"]
     train([*argv, "--name=run", f"--runs-dir={tmp_path}"], 2, before=AT_EACH_LOOK, ok=True)

@@ -83,7 +83,7 @@ def test_a_part_of_the_model_has_the_weights_that_the_whole_has():
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_what_is_computed_again_is_the_same(recompute):
+def test_recomputed_activations_give_the_same_gradients(recompute):
     kept: list[int] = []
 
     def gradients(**more):

@@ -169,7 +169,7 @@ def test_what_goes_together():
     check("ddp", Options(comm_hook="bf16", zero1=True, accumulate=2, bucket_mb=1))
 
 
-def test_a_change_of_how_ranks_meet_is_told():
+def test_a_change_of_the_comm_hook_is_reported():
     def noted(before, now, num_ranks):
         old, new = (
             asdict(Options(**before).settled()),

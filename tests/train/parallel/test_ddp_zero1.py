@@ -69,7 +69,7 @@ def test_moments_dealt_out_go_on_in_any_world_and_strategy(train, tmp_path):
     assert max(differences) < LIMIT
 
 
-def test_dealing_keeps_the_groups_of_an_optimizer():
+def test_sharding_keeps_the_parameter_groups_of_an_optimizer():
     weights = [torch.nn.Parameter(torch.full((size,), 1.0)) for size in (6, 1, 4, 3, 2)]
     groups = [{"params": weights[:2], "weight_decay": 0.5}, {"params": weights[2:], "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(groups, lr=0.1)

@@ -14,7 +14,7 @@ from tests.train.comparing import DIGITS, LIMIT, STEPS, TEXT, apart, trained, ve
 
 
 @pytest.mark.process
-def test_gradients_are_really_cut(train, tmp_path):
+def test_gradients_are_really_clipped(train, tmp_path):
     common = [*TEXT, *STEPS, "--max-steps=1", "--optimizer=sgd", "--lr=1", "--momentum=0", "--weight-decay=0"]
     before = trained(train, tmp_path, "fsdp", 2, [*common, "--lr=0"], "still")
     after = trained(train, tmp_path, "fsdp", 2, [*common, "--clip-norm=0.05"], "cut")

@@ -41,7 +41,7 @@ def test_a_group_of_one_may_have_several_stages(train, tmp_path, schedule):
 
 
 @pytest.mark.process
-def test_one_part_is_the_naive_way(train, tmp_path):
+def test_a_pipeline_of_one_micro_batch(train, tmp_path):
     common = [*TEXT, *STEPS, *SGD]
     if torch.__version__ < "2.11":
         ended = train(["pipeline", *common, "--microbatches=1", f"--runs-dir={tmp_path}"], 2)
@@ -65,7 +65,7 @@ def test_the_wait_is_measured_and_told(train, summary_of, tmp_path):
     assert re.search(rf"waiting for stages +│ {summary['bubble_share']:.1%} of the time; 20.0% if", ended.out)
 
 
-def test_the_share_of_the_wait_is_what_the_stages_leave_of_the_time():
+def test_the_bubble_share_is_the_time_outside_of_the_stages():
     stage, schedule = (SimpleNamespace(total=lambda seconds=seconds: seconds) for seconds in (3.0, 4.0))
     strategy = pipeline.Pipeline(World(world_size=2), Options())
     gradients = SimpleNamespace(stage_time=stage, schedule_time=schedule, world=World(), strategy=strategy)
@@ -73,7 +73,7 @@ def test_the_share_of_the_wait_is_what_the_stages_leave_of_the_time():
     assert shares == {"bubble_share": 0.25, "ideal_bubble_share": 0.2}
 
 
-def test_what_is_counted_is_what_ran_within():
+def test_a_stopwatch_counts_what_runs_within_it():
     watch = Stopwatch(torch.device("cpu"))
     with watch.running():
         sum(range(1000))
@@ -132,14 +132,14 @@ def test_stages_are_the_model_cut_up(num_stages):
         (1, {"batch_size": 3}, "a batch of 3 can't be split into 2 parts", "--batch-size=2"),
     ],
 )
-def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
+def test_sizes_that_do_not_divide_evenly_are_refused(world_size, options, wrong, fix):
     with pytest.raises(MusterError) as raised:
         pipeline.Pipeline(World(world_size=world_size, backend="gloo"), Options(model="gpt-tiny", **options)).check()
     assert wrong in raised.value.wrong
     assert fix in raised.value.fix
 
 
-def test_parts_of_one_stage_a_rank_need_no_common_number():
+def test_micro_batches_of_gpipe_need_not_be_a_multiple_of_the_ranks():
     options = Options(model="gpt-tiny", schedule="gpipe", batch_size=5, microbatches=5)
     pipeline.Pipeline(World(world_size=2), options).check()
 
@@ -151,7 +151,7 @@ def test_the_wait_is_that_of_the_paper():
         assert plan.bubble / (1 - plan.bubble) == pytest.approx(3 / (8 * stages_each))
 
 
-def test_what_can_not_be_parted():
+def test_recomputed_layers_are_refused_with_zero_bubble():
     with pytest.raises(MusterError, match="can't be split") as raised:
         check("pipeline", Options(model="gpt-tiny", schedule="zero-bubble", activation_checkpoint="full"))
     assert "--schedule=interleaved" in raised.value.fix

@@ -37,7 +37,7 @@ ADDED = "from muster import config\nconfig.STRATEGIES['echo'] = 'Made for a test
 
 
 @pytest.mark.process
-def test_a_new_one_is_a_file_and_a_line_and_is_compared_with_the_single_process(train, tmp_path):
+def test_a_new_strategy_is_a_file_and_a_line_and_is_part_of_the_selftest(train, tmp_path):
     (tmp_path / "echo.py").write_text(MADE_UP)
     before = f"{ADDED}from muster.train import parallel\nparallel.__path__.append({str(tmp_path)!r})\n"
     argv = [*TEXT, *STEPS, "--max-steps=2"]

@@ -39,7 +39,7 @@ def test_bf16(train, summary_of, tmp_path):
         (3, {"model": "gpt-small", "seq_len": 48}, "1024 columns of a feed-forward layer", "--tensor-parallel=1"),
     ],
 )
-def test_what_does_not_come_out_even_is_refused(world_size, options, wrong, fix):
+def test_sizes_that_do_not_divide_evenly_are_refused(world_size, options, wrong, fix):
     asked = Options(**{"model": "gpt-tiny", **options})
     with pytest.raises(MusterError) as raised:
         tp.TensorParallel(World(world_size=world_size), asked).check()

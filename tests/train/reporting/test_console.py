@@ -163,7 +163,7 @@ def test_the_attempt_is_the_schedulers_and_then_torchruns():
     assert console.log_folder(Path("run"), "../node 1", {}) == Path("run/logs/0/node-1")
 
 
-def test_a_log_gets_what_a_line_came_to():
+def test_a_log_gets_the_final_text_of_a_line():
     assert plain("copied 1%\rcopied 2%\rcopied all\n\x1b[1mbold\x1b[0m\r") == "copied all\nbold"
 
 

@@ -87,7 +87,7 @@ def test_a_table_stays_whole_whatever_names_hold(monkeypatch):
     assert "\\udc80\\n日本" in text
 
 
-def test_a_folder_called_dog_is_no_picture_of_one(monkeypatch):
+def test_a_folder_called_dog_is_not_shown_as_an_emoji(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
     display = Display(Options(), "images", 64, enabled=True)

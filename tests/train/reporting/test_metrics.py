@@ -46,7 +46,7 @@ def test_a_run_of_one_step_has_rates_too():
     assert times.of_this_rank(1.0)["busy_s"] is None
 
 
-def test_only_steps_that_count_wait():
+def test_waits_are_counted_in_timed_steps_alone():
     """Neither in the first step nor after an epoch."""
     times = StepTimes(torch.device("cpu"))
     waits = times.waits

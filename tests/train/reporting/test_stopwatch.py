@@ -43,7 +43,7 @@ def summary_of(train, tmp_path, strategy, world_size, options, before):
     return json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
-def test_what_comes_after_the_own_part_of_a_backward_pass_is_counted():
+def test_the_time_after_a_ranks_own_backward_pass_counts_as_waiting():
     model = nn.Linear(4, 4)
     outputs = model(torch.randn(2, 4))
     loss = outputs.square().sum()
@@ -104,7 +104,7 @@ def test_the_rank_whose_data_come_late_is_named(train, tmp_path):
 
 @pytest.mark.process
 @pytest.mark.parametrize("strategy", ["fsdp", "tp"])
-def test_where_nobody_can_tell_nothing_is_said(train, tmp_path, strategy):
+def test_strategies_whose_waits_are_unknown_name_no_slowest_rank(train, tmp_path, strategy):
     summary = summary_of(train, tmp_path, strategy, 2, [], "")
     assert summary["slowest_rank"] is None
     assert summary["shares"]["communication"] is None

@@ -22,7 +22,7 @@ def test_a_loss_that_is_no_number_is_null_in_the_file():
     assert json.loads(text) == {"final_valid_loss": None, "epochs": [{"valid_loss": None, "step": 3}], "lr": 1e-05}
 
 
-def test_what_is_no_file_in_the_place_of_metrics_is_told_or_replaced(tmp_path):
+def test_a_folder_in_place_of_metrics_is_reported_and_a_pipe_is_replaced(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.mkdir()
     with pytest.raises(MusterError, match="could not be written: Is a directory"):
@@ -33,7 +33,7 @@ def test_what_is_no_file_in_the_place_of_metrics_is_told_or_replaced(tmp_path):
     assert path.read_text() == '{"step": 1}\n'
 
 
-def test_lines_that_may_not_be_read_are_told_and_those_that_are_none_left_out(tmp_path, request):
+def test_damaged_lines_of_metrics_are_left_out_and_an_unreadable_file_is_reported(tmp_path, request):
     path = tmp_path / "metrics.jsonl"
     kept = json.dumps({"kind": "steps", "step": 1, "seconds": 2.5})
     path.write_text("\n".join(["[" * 100_000, json.dumps({"kind": "steps", "step": 1, "seconds": 10**400}), kept]))
