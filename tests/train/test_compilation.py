@@ -141,7 +141,7 @@ def test_a_missing_compiler_is_told(monkeypatch, tmp_path, device, variable):
 
 
 def test_on_cpus_torch_looks_for_no_clang_by_itself(monkeypatch, tmp_path):
-    """torch takes g++ (`torch._inductor.config.cpp.cxx`): with clang++ alone the first step ends in a traceback."""
+    """By itself torch takes g++ only (`torch._inductor.config.cpp.cxx`): the first step would end in a traceback."""
     (tmp_path / "Python.h").touch()
     (tmp_path / "clang++").touch(mode=0o755)
     monkeypatch.setattr(compilation.sysconfig, "get_path", lambda name: str(tmp_path))

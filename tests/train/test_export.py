@@ -42,7 +42,7 @@ def test_export_finds_checkpoints_and_refuses_the_rest(tmp_path):
     path = save(tmp_path / "run", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
     assert export(path, tmp_path / "a.pt") == (path, tmp_path / "a.pt")
     assert export(path.parent, None) == (path, tmp_path / "run" / "weights.pt")
-    within = save(tmp_path / "checkpoints", {"model": {"w": torch.ones(3)}}, step=1, keep=1)  # a run that is called so
+    within = save(tmp_path / "checkpoints", {"model": {"w": torch.ones(3)}}, step=1, keep=1)  # a run of that name
     assert export(tmp_path / "checkpoints", None) == (within, tmp_path / "checkpoints" / "weights.pt")
     named = save(tmp_path / "step-7", {"model": {"w": torch.ones(3)}}, step=1, keep=1)
     assert export(named.parent.parent, None) == (named, tmp_path / "step-7" / "weights.pt")

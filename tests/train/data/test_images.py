@@ -136,7 +136,7 @@ def batches(asked: Options) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """Replaces nvJPEG by the CPU's decoder, as there is no GPU here; all other code is that for GPUs."""
+    """Replaces nvJPEG with the CPU's decoder, as there is no GPU here; all other code is that for GPUs."""
     taken = []
 
     def decode_jpeg(files, mode, device):

@@ -114,7 +114,7 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(packed, tmp_path, 
 
 
 def test_the_threads_of_a_packing_that_failed_are_ended_by_it(packed, tmp_path, monkeypatch):
-    """The error's traceback kept the threads' pool: one of its threads collected it, waited for itself, and hung."""
+    """The error's traceback kept the pool of threads: a thread of it collected it, waited for itself, and hung."""
 
     monkeypatch.setattr(tarfile.TarFile, "addfile", fail)
     before = set(threading.enumerate())

@@ -20,7 +20,7 @@ def texts(num_tokens=50, seed=0):
     return torch.randint(0, num_tokens, (3, 16), generator=torch.Generator().manual_seed(seed))
 
 
-# Meta's counts: 1.24 B with a shared embedding, which here adds 128,256 x 2,048, and 8.03 B.
+# Meta's counts: 1.24 B with a shared embedding, which is not shared here (128,256 x 2,048 more), and 8.03 B.
 @pytest.mark.parametrize(("name", "billions"), [("gpt-1b", 1.236 + 0.263), ("gpt-8b", 8.030)])
 def test_the_large_ones_have_their_sizes_and_take_no_memory(name, billions):
     model = models.build(Options(model=name), gpt.SHAPES[name].vocab, 8)

@@ -1,4 +1,4 @@
-"""fsdp: clipping, precision, files, offload, refusals. test_matrix.py shows that it trains as the single process."""
+"""fsdp: clipping, precision, files, offload, refusals. test_matrix.py compares its weights with the single process."""
 
 import pytest
 import torch
