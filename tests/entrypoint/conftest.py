@@ -1,4 +1,4 @@
-"""The commands as their users start them: as processes, from any folder."""
+"""Fixtures that run the commands as users do: as processes, from any folder."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ COMMANDS = Path(sys.executable).parent
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# What a scheduler, a launcher or torchrun may have left in the environment of the test runner itself.
+# Prefixes of variables that a scheduler, a launcher or torchrun may have left in the test runner's own environment.
 FOREIGN = ("SLURM_", "PBS_", "PMI", "OMPI_", "PET_", "TORCHELASTIC_", "MUSTER_", "MASTER_", "CUDA_VISIBLE", "OMP_NUM")
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's variables without any that say something about a job, and with none of this machine's GPUs."""
+    """This process's variables, without those that describe a job, and with this machine's GPUs hidden."""
     ranks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "PYTHONPATH", "PYTHONSAFEPATH"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in ranks}
     return {**kept, "CUDA_VISIBLE_DEVICES": ""}

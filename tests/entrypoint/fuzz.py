@@ -1,10 +1,10 @@
-"""Recordings made worse at random, through the whole of `muster detect` and of a dry run: 20,000 of them in minutes.
+"""A fuzz test: recordings with random faults go through all of `muster detect` and a dry run, 20,000 in minutes.
 
     python -m tests.entrypoint.fuzz --count 20000 --seed 1
 
-One to three variables or files of a recording are left out, doubled, emptied, or get an enormous, a foreign or a
-hostile value. What comes of it has to be the right place in the right world, or a refusal of three lines: no traceback,
-at most MAX_SECONDS each, MAX_MIB of memory, no control character on the terminal, nothing that a shell would run.
+One to three variables or files of a recording are left out, doubled or emptied, or get an enormous value, a hostile one
+or another recording's. The answer has to be the right place in the right world, or a refusal of three lines: no
+traceback, at most MAX_SECONDS each, MAX_MIB of memory, no control character on the terminal, nothing a shell would run.
 
 tests/entrypoint/detect/test_recordings_mutated.py runs a small sample.
 """
@@ -51,7 +51,7 @@ HOSTILE = (
 )  # fmt: skip
 NAMES = (f"PET_$(touch {CANARY})", f"PET_X;touch {CANARY};", "BASH_FUNC_module%%", "a.b", "PET_Ü", "MUSTER_\x1b[2J")
 
-# What users set, and what others leave behind.
+# Variables that users set, or that other programs leave behind.
 ADDED = (
     "MASTER_ADDR", "MASTER_PORT", "MUSTER_HOSTS", "MUSTER_NODE_RANK", "MUSTER_ATTEMPT", "MUSTER_SITE", "PET_X",
     "PET_NPROC_PER_NODE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOME",
@@ -64,7 +64,7 @@ TRAINER = Program("module", ("muster.train", "ddp"), is_ours=True)
 
 @dataclass(frozen=True)
 class Case:
-    """A recording with what was changed, in words."""
+    """A changed recording, and its changes in words."""
 
     recording: Recording
     environment: Environment
@@ -87,7 +87,7 @@ def cases(count: int, seed: int) -> Iterator[Case]:
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
             what = rng.choice(rng.choice((own, own, [f"file {name}" for name in files] or own, ADDED, ("name",))))
             kind = rng.choice(("missing", "doubled", "emptied", "enormous", "foreign", "hostile"))
-            # What a user sets is obeyed; of two witnesses that are both gone none is left to contradict.
+            # A user's setting is obeyed; and where two variables were changed, none may be left that contradicts them.
             believed |= what in (*ADDED, *mutated.SOLE_WITNESSES.get(recording.scenario, ())) or bool(changes)
             changes.append(f"{what} {kind}")
             if what == "name":
@@ -111,7 +111,7 @@ def cases(count: int, seed: int) -> Iterator[Case]:
 
 
 def as_file(env: Environment) -> bytes:
-    """What `env > FILE` writes, with the host and the files of a recording."""
+    """`env` as a recording: its host, its variables as the command `env` prints them, and its files."""
     lines = [f"# host: {env.host or ''}", *(f"{name}={value}" for name, value in env.items())]
     for name, content in env.files.items():
         lines += [f"--- file {name}", content.removesuffix("\n")]
@@ -119,7 +119,7 @@ def as_file(env: Environment) -> bytes:
 
 
 def answer(path: Path, form: str) -> tuple[str, Allocation | None]:
-    """What the terminal gets for the recording at `path`, and where it stands; None where it is refused."""
+    """The text that the terminal gets for the recording at `path`, and its allocation; None where it is refused."""
     options = LaunchOptions(env_file=str(path))
     try:
         env = start.environment_of(options)
@@ -133,16 +133,16 @@ def answer(path: Path, form: str) -> tuple[str, Allocation | None]:
 
 
 def problems(case: Case, folder: Path, form: str, ends: Counter[str]) -> Iterator[str]:
-    """What is wrong with the answer to `case`; how it ended is counted in `ends`."""
+    """The faults of the answer to `case`; `ends` counts whether it was answered or refused."""
     path = folder / "job.env"
     path.write_bytes(as_file(case.environment))
-    # A process detects once.
+    # The caches are meant for a process that detects only once.
     hostlist.expand.cache_clear()
     hostlist.index_of.cache_clear()
     started = time.process_time()
     try:
         text, found = answer(path, form)
-    except Exception as error:  # the very thing that is looked for
+    except Exception as error:  # only a MusterError may come out
         yield f"{type(error).__name__}: {str(error)[:200]}"
         return
     took_s = time.process_time() - started
@@ -167,7 +167,7 @@ def problems(case: Case, folder: Path, form: str, ends: Counter[str]) -> Iterato
 
 
 def run(count: int, seed: int) -> tuple[list[str], Counter[str], float]:
-    """What was wrong, each with its case; how many were answered and refused; the longest time, in seconds."""
+    """The faults, each with its case; how many cases were answered and refused; the longest time, in seconds."""
     wrong: list[str] = []
     ends: Counter[str] = Counter()
     longest_s = 0.0
@@ -182,7 +182,7 @@ def run(count: int, seed: int) -> tuple[list[str], Counter[str], float]:
 
 
 def main() -> int:
-    """Prints what was wrong, and figures."""
+    """Prints the faults and figures; returns 1 if there were faults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,16 +1,16 @@
-"""The recordings, each with what it must be read as.
+"""The recordings, each with the answer that detection must give.
 
-A folder of tests/recordings takes part once it has an expected.toml. A recording's scenario is the longest of its
-tables that the file's name starts with; the host is in the recording, the rank, where there is one, in the file's name:
+A folder of tests/recordings takes part if it has an expected.toml. A recording's scenario is the table there with the
+longest name that the file's name starts with. The host is in the recording; the rank, if any, in the file's name:
 SCENARIO.HOST.RANK.env, SCENARIO.rankR.HOST.env, SCENARIO.HOST.taskR.env. The keys of a scenario:
 
     hosts       the job's nodes in order; empty where the environment doesn't name them
-    nodes       the same for the test, where `hosts` is empty or differs from what the hosts call themselves
+    nodes       the same by the hosts' own names, where `hosts` is empty or has other names
     mode        agent, worker
-    scheduler   and `launcher`: what was found
+    scheduler   and `launcher`: those that detection finds
     nproc_per_node, note (part of one), rejected (the start of each line that must be there)
     launch      nothing started the process as a task, and several nodes are allocated: refused, with this launch line
-    refusal     it can't be started this way: the words that say why
+    refusal     the process can't be started in this way: words of the reason
 """
 
 import re
@@ -32,7 +32,7 @@ FOLDERS = Path(__file__).resolve().parent.parent / "recordings"
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording and the truth about it."""
+    """A recording and the answer that is expected for it."""
 
     file: Path
     scenario: str
@@ -82,7 +82,7 @@ REFUSED = [recording for recording in ALL if "refusal" in recording.expected]
 
 
 def ranks_by_host(recording: Recording) -> dict[str, list[int | None]]:
-    """The ranks of a recording's scenario by host, as all its files tell."""
+    """The ranks of a recording's scenario by host, from all files of the scenario."""
     ranks: dict[str, list[int | None]] = {}
     for other in ALL:
         if other.file.parent == recording.file.parent and other.scenario == recording.scenario:
@@ -91,12 +91,12 @@ def ranks_by_host(recording: Recording) -> dict[str, list[int | None]]:
 
 
 def detect(env: Environment, options: LaunchOptions | None = None) -> Allocation:
-    """What `train ddp` finds in `env`."""
+    """The allocation that `train ddp` finds in `env`."""
     return resolve.resolve(env, options or LaunchOptions(), ["train", "ddp"])
 
 
 def find(env: Environment) -> Allocation | None:
-    """The same, or None for a refusal. Anything else than a refusal is a crash."""
+    """The same as `detect`, or None for a refusal; any other exception is a crash."""
     try:
         return detect(env)
     except MusterError:

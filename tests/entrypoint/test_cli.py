@@ -1,4 +1,4 @@
-"""The commands, as processes: what is printed, how they end, and what they start."""
+"""The commands as processes: their output, their exit codes, and the processes that they start."""
 
 import errno
 import json
@@ -32,7 +32,7 @@ KEYS = {
 
 
 def three_lines(text: str) -> tuple[str, str, str]:
-    """What is wrong, what was seen, what to do: the whole of an error message."""
+    """The three lines of an error message, which has no others: what is wrong, what was seen, what to do."""
     wrong, seen, fix = text.splitlines()
     assert wrong.startswith("error: ")
     assert seen.startswith(" seen: ")
@@ -196,7 +196,7 @@ def test_a_home_is_meant_after_an_equals_sign_and_in_a_file_too(command: Run, tm
     job = command("muster", "job", "slurm", "--image=~/muster.sif", "--", "muster", "run", "x.py", "--to=~/x", env=env)
     assert f'"${{MUSTER_IMAGE:-{tmp_path}/home/muster.sif}}"' in job.stdout
     assert "muster run x.py '--to=~/x'" in job.stdout
-    # A script's words are its own.
+    # A user's script gets its arguments unchanged.
     (tmp_path / "x.py").touch()
     assert command("muster", "run", "--dry-run", "x.py", "--to=~/x", cwd=tmp_path).stdout.endswith("x.py '--to=~/x'\n")
 
@@ -307,7 +307,7 @@ def test_the_help_of_commands_with_few_options_looks_as_that_of_trainings(
     assert max(map(len, lines)) <= 80
     for name in shown:
         assert re.search(rf"^  {re.escape(name)}( |$)|{re.escape(name)}$", answer.stdout, re.M), (name, answer.stdout)
-    assert not {"─", "<"} & set(answer.stdout)  # typer's own has boxes, and <int range> for a number
+    assert not {"─", "<"} & set(answer.stdout)  # typer's own help has boxes, and <int range> for a number
 
 
 def test_help_on_a_narrow_terminal_is_all_there(command: Run) -> None:
@@ -332,7 +332,7 @@ sys.exit(int(sys.argv[1]) if os.environ["RANK"] == "1" else 0)
 
 @pytest.fixture
 def hello(tmp_path: Path) -> Path:
-    """A user's script, beside a module it imports and files with the names of ours."""
+    """A user's script, next to a module that it imports and to files that have names of our modules."""
     (tmp_path / "neighbour.py").write_text("WORD = 'found'\n")
     (tmp_path / "hello.py").write_text(HELLO)
     for name in ("train.py", "entrypoint.py", "agent.py"):
@@ -379,7 +379,7 @@ def test_a_failing_rank_of_an_own_script_is_named_and_ends_the_launch_with_1(
     assert "--tee 3" in fix
 
 
-# The first rank that ends has the agent end the others, be they started or not yet.
+# The agent ends all ranks when the first one ends, so each waits until the other has started.
 FAILS = """
 import os, sys, time
 folder, code = sys.argv[1:]
@@ -416,7 +416,7 @@ def test_a_worker_killed_by_a_signal_is_named(command: Run, tmp_path: Path, name
     assert "rank 1" in wrong
     assert name in wrong
     assert words in fix
-    assert "--" not in fix  # a trainer's options, which an own script does not have
+    assert "--" not in fix  # a trainer's options, which a user's script does not have
 
 
 @pytest.mark.process
@@ -467,7 +467,7 @@ def test_two_nodes_by_hand_on_one_machine(command: Run, hello: Path) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("refusing", [0, 1])
 def test_a_node_that_can_not_start_ends_the_others(command: Run, hello: Path, refusing: int) -> None:
-    """As where a script, or the fabric, is missing on one node: the others would wait for a quarter of an hour."""
+    """As where one node lacks a script, or the fabric: otherwise the other nodes would wait for 15 minutes."""
     port = free_port()
     where = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--nproc-per-node=1"]
     scripts = ["no-such-script.py" if rank == refusing else str(hello) for rank in (0, 1)]
@@ -490,7 +490,7 @@ def test_a_node_that_can_not_start_ends_the_others(command: Run, hello: Path, re
     "arguments",
     [
         ["run", "none.py"],
-        ["run", ""],  # as "$SCRIPT" is where it is not set
+        ["run", ""],  # as "$SCRIPT" where the variable is not set
         ["run", "a" * 300 + ".py"],  # longer than any file's name
         ["run", "--no-python", "no-such-program"],
         ["run", "--framework=jax", "--", "no-such-program"],
@@ -527,11 +527,11 @@ def test_an_interface_that_is_not_here_is_told_before_a_script_starts(command: R
     wrong, seen, _ = three_lines(answer.stderr)
     assert "nosuch0" in wrong
     assert " lo" in seen
-    # The nodes may have what this host has not.
+    # A dry run may be for nodes with other interfaces.
     assert command("muster", "run", "--dry-run", "--interface=nosuch0", str(hello)).returncode == 0
-    # Behind = a name is whole.
+    # After "=" NCCL takes whole names, not prefixes.
     assert command("muster", "run", "--nproc-per-node=2", "--interface==l", str(hello)).returncode == 2
-    # NCCL takes the first of a list that is there.
+    # Of a list, one interface has to exist here.
     assert command("muster", "run", "--nproc-per-node=1", "--interface=nosuch0,lo", str(hello)).returncode == 0
 
 
@@ -599,7 +599,7 @@ def test_a_site_that_there_is_not_is_told_with_the_variable_that_names_it(comman
     ],
 )
 def test_output_that_can_not_be_written_is_told(words: tuple[str, ...]) -> None:
-    with open("/dev/full", "w") as full:  # every write to it says that the disk is full
+    with open("/dev/full", "w") as full:  # every write to it fails as on a full disk
         argv = [str(COMMANDS / words[0]), *words[1:]]
         done = subprocess.run(
             argv, stdout=full, stderr=subprocess.PIPE, env=clean_environment(), text=True, timeout=240, check=False
@@ -691,7 +691,7 @@ def test_a_shell_completes(command: Run, tmp_path: Path, typed: str, found: set[
 
 
 def test_completion_is_installed(tmp_path: Path) -> None:
-    # From a shell that waits for it: typer looks which one has started it.
+    # Started by a shell that waits for it: typer looks for its parent process to learn which shell is used.
     words = ["bash", "-c", '"$0" --install-completion; exit $?', str(COMMANDS / "train")]
     env = {**clean_environment(), "HOME": str(tmp_path)}
     answer = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
@@ -747,7 +747,7 @@ def test_a_train_of_the_users_is_not_started_in_place_of_ours(command: Run, tmp_
     for name in ("__init__.py", "__main__.py", "options.py") if place == "package" else ("train.py",):
         (folder / name).write_text("raise SystemExit('the file of the user was started')\n")
     env = {} if place == "cwd" else {"PYTHONPATH": str(tmp_path)}
-    # What the data folder lacks is told by our trainer, after the launch: the whole way was ours.
+    # Our trainer reports that the folder has no data, after the launch: so our modules were used up to there.
     answer = command("train", "ddp", f"--data=shards:{tmp_path}", env=env, cwd=tmp_path)
     assert answer.returncode == 2
     assert f"shards:{tmp_path}" in answer.stderr
@@ -770,7 +770,7 @@ def test_options_of_torchrun_are_taken_by_both_spellings(command: Run, hello: Pa
     assert {"--tee=3", "--log-dir=logs", "--redirects=3", "--local-ranks-filter=0", "--role=trainer"} <= set(passed)
     assert {"--rdzv-id=7", "--monitor-interval=1.0", "--start-method=spawn", "--virtual-local-rank"} <= set(passed)
     assert words[-1] == "--tee=1"
-    # torchrun itself reads them so.
+    # torchrun itself can parse them.
     assert parse_args([*passed, str(hello)]).role == "trainer"
     newer = ["--shutdown-timeout=60", "--log-line-prefix-template=${rank}: "]
     answer = command("muster", "run", "--dry-run", "--nproc-per-node=2", *newer, str(hello))
@@ -800,7 +800,7 @@ def test_options_of_torchrun_that_contradict_the_launch_are_refused(
 
 
 def test_what_jsc_gives_torchrun_of_the_host_is_told_to_be_left_out(command: Run, hello: Path) -> None:
-    """--rdzv_conf=is_host=$((SLURM_NODEID == 0)), as for torchrun there: a time-out beside it was no way out."""
+    """JSC gives torchrun --rdzv_conf=is_host=$((SLURM_NODEID == 0)); to add --rdzv-timeout does not help."""
     answer = command("muster", "run", "--dry-run", "--rdzv_conf=is_host=1", "--rdzv-timeout=60", str(hello))
     assert "leave it out" in three_lines(answer.stderr)[2]
 
@@ -836,7 +836,7 @@ def test_python_may_stand_before_the_script(command: Run, hello: Path, words: li
         (["-m", "composer.cli", "-n", "2", "hello.py"], ["hello.py"]),
         (["-m", "lightning.fabric.cli", "run", "--devices", "2", "hello.py"], ["hello.py"]),
         (["--no-python", "fabric", "run", "--devices", "2", "hello.py", "x"], ["hello.py", "x"]),
-        # torchtune's starts no processes where no option of torchrun's stands before the recipe.
+        # torchtune's launcher starts processes only if an option of torchrun stands before the recipe.
         (
             ["--no-python", "./tune", "run", "--nnodes", "1", "hello", "--config", "c.yaml", "x=1"],
             ["--nnodes", "1", "--no-python", "./tune", "run", "hello", "--config", "c.yaml", "x=1"],
@@ -844,7 +844,7 @@ def test_python_may_stand_before_the_script(command: Run, hello: Path, words: li
     ],
 )
 def test_another_launcher_in_each_rank_is_refused(command: Run, hello: Path, words: list[str], rest: list[str]) -> None:
-    """Each rank would be alone, in a world of its own."""
+    """Each rank would start that launcher, and train in a world of its own."""
     (hello.parent / "tune").touch(0o700)
     answer = command("muster", "run", "--nproc-per-node=2", *words, cwd=hello.parent)
     assert answer.returncode == 2
@@ -874,7 +874,7 @@ def test_a_launcher_without_a_script_is_told_where_one_stands(command: Run, hell
 def test_what_starts_the_tasks_is_told_to_stand_before_muster_run(
     command: Run, hello: Path, words: list[str], told: str
 ) -> None:
-    """Each rank would start all tasks."""
+    """Under `muster run`, each rank would start all tasks."""
     answer = command("muster", "run", *words, cwd=hello.parent)
     assert answer.returncode == 2
     assert three_lines(answer.stderr)[2] == told
@@ -938,7 +938,7 @@ def test_what_torchrun_alone_can_do_is_refused_where_the_scheduler_starts_each_r
 def test_a_process_of_jax_is_a_task(command: Run, hello: Path) -> None:
     answer = command("muster", "run", "--dry-run", "--framework=jax", str(hello))
     assert answer.returncode == 0, answer.stderr
-    # A script of Python's is run by it.
+    # Python runs a script.
     assert answer.stdout.rstrip().endswith(f"-u {hello}")
     answer = command("muster", "run", "--dry-run", "--framework=jax", "--nproc-per-node=2", str(hello))
     assert answer.returncode == 2
@@ -946,7 +946,7 @@ def test_a_process_of_jax_is_a_task(command: Run, hello: Path) -> None:
 
 
 def test_the_variables_for_a_shell_are_those_of_one_process(command: Run, recordings: Path) -> None:
-    """One task on each of two nodes: nobody would start a second rank beside it."""
+    """There is one task on each of two nodes: nothing would start a second rank next to it."""
     file = recordings / "slurm" / "b_srun_N2_1per.node02.1.env"
     answer = command("muster", "env", "--env-file", str(file))
     assert {"export RANK=1", "export WORLD_SIZE=2", "export LOCAL_WORLD_SIZE=1"} <= set(answer.stdout.splitlines())
@@ -958,7 +958,7 @@ def test_the_variables_for_a_shell_are_those_of_one_process(command: Run, record
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_the_variables_for_a_shell_have_an_address_or_there_are_none(command: Run, framework: str) -> None:
-    """Under mpirun by ssh no list names the hosts: a launch meets by a file, and a shell got a word for an address."""
+    """With mpirun over ssh nothing lists the hosts: a launch meets by a file, which `muster env` can't do."""
     ranks = {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
     job = {f"OMPI_COMM_WORLD_{name}": value for name, value in ranks.items()}
     job |= {"PMIX_RANK": "1", "PMIX_NAMESPACE": "a"}

@@ -1,4 +1,4 @@
-"""What `muster env` says is to be passed into a container: all that is read, no secret, nothing a shell runs."""
+"""Container options of `muster env`: they pass all variables that are read, no secret, nothing that a shell runs."""
 
 import ast
 import csv
@@ -23,14 +23,14 @@ from tests.entrypoint.test_environment import SECRETS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# What the variables' values are told apart by, not names; and TMPDIR, which only Flux needs.
+# Names in detection's code that are not passed: two values of PBS_ENVIRONMENT, and a variable with a path of the host.
 NO_NAMES = {"PBS_BATCH", "PBS_INTERACTIVE", "PBS_CONF_FILE"}
 SLURM = recorded.FOLDERS / "slurm" / "c_srun_N2_2per.node02.2.env"
 PBS = recorded.FOLDERS / "pbs" / "pbs_scatter2x2_script.env"
 
 
 class Watched(Mapping[str, str]):
-    """Variables that remember which of them were asked for, there or not."""
+    """Variables that record which names were looked up, present or not."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.variables = variables
@@ -76,7 +76,7 @@ def test_all_that_detection_names_in_its_code_is_passed_to_docker() -> None:
 
 
 def answer(env: Environment) -> tuple[Allocation, str] | None:
-    """What is found in `env`, with the job's problem in words: exceptions of the same words are not equal."""
+    """The allocation found in `env`, and the job's problem as text: exceptions with the same text are not equal."""
     found = recorded.find(env)
     return found and (replace(found, job=replace(found.job, problem=None)), str(found.job.problem))
 
@@ -117,7 +117,7 @@ def test_files_that_variables_name_are_shown_to_the_container() -> None:
 def test_only_files_that_exist_are(tmp_path: Path) -> None:
     nodes = tmp_path / "7[1].head"
     nodes.write_text("n1\n")
-    refused = "/" + "a" * 300  # the system does not even look
+    refused = "/" + "a" * 300  # longer than a file's name may be
     files = {"PBS_NODEFILE": str(nodes), "PE_HOSTFILE": str(tmp_path / "none"), "PALS_APINFO": refused}
     env = Environment(files, is_live=True)
     assert [word for word in container.docker(env).words if str(tmp_path) in word] == [f"{nodes}:{nodes}:ro"]
@@ -144,7 +144,7 @@ def test_a_path_that_cannot_be_passed_is_an_error(tmp_path: Path, of: str, name:
 )
 def test_the_hosts_network_where_nodes_have_to_meet(file: str, is_shared: bool) -> None:
     words = container.docker(recording.load(recorded.FOLDERS / f"{file}.env")).words
-    # Without its network, the host's name has to be asked for: the job's lists know it by that.
+    # Without the host's network, --uts gives the container the host's name, which the job's lists have.
     assert words[-2:] == ("--network" if is_shared else "--uts", "host")
 
 
@@ -156,7 +156,7 @@ def test_no_secret_is_passed_and_a_line_says_how_many_were_not() -> None:
     env = Environment({**SECRETS, "SLURM_JOB_ID": "7", "NCCL_DEBUG": "INFO", "MASTER_ADDR": "http://u:hidden@h/"})
     for found in (container.docker(env), container.apptainer(env)):
         text = " ".join(found.words)
-        # The others are left out of a recording for their form.
+        # The others are not secret: a recording leaves them out because they are not one line of text.
         secrets = {name: value for name, value in SECRETS.items() if value.isprintable()}
         assert not [name for name, value in secrets.items() if name in text.split() or value in text]
         assert "hidden" not in text
@@ -180,7 +180,7 @@ def test_tmpdir_goes_along_where_flux_needs_it() -> None:
 
 
 def pflag(words: list[str]) -> dict[str, str]:
-    """What Apptainer takes from its --env options: a model of pflag's StringToString, held to Apptainer 1.4.5."""
+    """The variables that Apptainer 1.4.5 reads from --env options: a model of pflag's StringToString."""
     variables: dict[str, str] = {}
     for word in words:
         count = word.count("=")

@@ -1,4 +1,4 @@
-"""Recorded environments: the format, what a recording holds and must not hold, and files that are none."""
+"""Recorded environments: their format, what a recording contains and must not, and files that are no recordings."""
 
 import os
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_what_was_recorded_is_detected_alike(tmp_path: Path) -> None:
 
 
 def test_what_was_recorded_elsewhere_can_be_recorded_again(tmp_path: Path) -> None:
-    """With the files of there, and not with what this host has at their paths."""
+    """The new recording has the files of the first one, not those that this host has at the same paths."""
     here, first, second = tmp_path / "nodes", tmp_path / "first.env", tmp_path / "second.env"
     here.write_text("here\n")
     first.write_bytes(
@@ -139,7 +139,7 @@ def test_no_secret_is_in_it() -> None:
 
 @pytest.mark.parametrize("value", ["-" * 120_000, "eyJaaaaaaaaaa-" * 8_000, "f" * 120_000 + "g", "-key" * 30_000])
 def test_a_long_value_takes_no_hours(command: Run, tmp_path: Path, value: str) -> None:
-    """A recording may be anybody's. The time of these values grew with the square of their length."""
+    """A recording may come from anybody. The time for these values once grew with the square of their length."""
     file = tmp_path / "job.env"
     file.write_text(f"MUSTER_TEXT={value}\n" + "BASH_FUNC_x%%=() {\n" * 200_000)
     answer = command("muster", "detect", "--env-file", str(file), "--record", str(tmp_path / "again.env"))

@@ -1,4 +1,4 @@
-"""What the user says against what is found."""
+"""The user's options where they agree with detection, and where they contradict it."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_nodes_asked_for_that_are_not_there() -> None:
         with pytest.raises(MusterError, match="number of nodes is 2") as refusal:
             detect(step(), LaunchOptions(nnodes=nnodes))
         assert refusal.value.seen.startswith(f"--nnodes={nnodes};")
-        # A second node can't be one of one.
+        # This is the second node: no node rank makes it the only one.
         assert ("--node-rank" in refusal.value.fix) == (nnodes == "3:4")
 
 
@@ -48,7 +48,7 @@ def test_options_that_make_no_sense(options: LaunchOptions) -> None:
 def test_a_worker_of_torchrun_does_not_start_another() -> None:
     with pytest.raises(MusterError, match="torchrun started this process already") as refusal:
         detect(Environment({"TORCHELASTIC_RUN_ID": "9.0", "RANK": "0"}, host="laptop"))
-    # It may be left over, as in a job that a rank submitted: what else the rank had would lead to the old job's master.
+    # It may be left over, as in a job that a rank submitted: the rank's other variables lead to the old job's master.
     rank = dict.fromkeys(("RANK", "LOCAL_RANK"), "1") | {"WORLD_SIZE": "2", "MASTER_ADDR": "old", "MASTER_PORT": "1"}
     to_unset = refusal.value.fix.partition("unset ")[2].split()
     env = {name: value for name, value in {**step(), **rank}.items() if name not in to_unset}

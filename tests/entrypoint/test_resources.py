@@ -1,4 +1,4 @@
-"""GPUs of this node: those that the job may use, and a line where it has none of them."""
+"""This node's GPUs and cores that the job may use, and the note for a job that has none of the GPUs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,14 +19,14 @@ PBS = recording.load(FOLDERS / "pbs" / "pbs_batch_1node.env")
 
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A /dev without GPUs, and a machine without their driver."""
+    """An empty folder in place of /dev, on a machine without a GPU driver."""
     monkeypatch.setattr(resources, "DEVICES", tmp_path)
     monkeypatch.setattr(resources, "GPUS_OF_DRIVER", tmp_path / "gpus")
     return tmp_path
 
 
 def notes(env: Environment, options: LaunchOptions | None = None, typed: str = "train ddp") -> str:
-    # Live, but for the files of another machine.
+    # As a live process; `pbs` leaves out the variable that names a file of the recorded machine.
     here = replace(env, is_live=True)
     options = options or LaunchOptions(master_addr="127.0.0.1", nnodes="1")
     return "\n".join(start.find(here, options, typed.split()).of_site.notes)
@@ -48,7 +48,7 @@ def test_a_job_without_gpus_on_a_node_that_has_them_is_told(devices: Path, hidde
     assert "GPU" not in notes(pbs(**hidden), LaunchOptions(nproc_per_node="cpu", nnodes="1"))
     (devices / "nvidia1").unlink()
     assert "this machine has 1 GPU, and" in notes(pbs(**hidden))
-    # By hand, and with some of them.
+    # No note without a scheduler, or where the job has some of the GPUs.
     assert "GPU" not in notes(Environment(hidden, "laptop"))
     assert "GPU" not in notes(pbs(CUDA_VISIBLE_DEVICES="0"))
 
@@ -66,13 +66,13 @@ def test_the_number_by_which_htcondor_hides_gpus_is_none(visible: str, count: in
     ],
 )
 def test_of_several_parts_of_gpus_a_process_takes_the_first(visible: str) -> None:
-    """By https://github.com/pytorch/pytorch/pull/92315 CUDA and torch show each process that one alone: two ranks would
+    """CUDA and torch show a process only the first (https://github.com/pytorch/pytorch/pull/92315): two ranks would
     share it, and are refused."""
     assert resources.gpus(Environment({"CUDA_VISIBLE_DEVICES": visible}, "c1"), None)[0] == 1
 
 
 def test_a_job_of_grid_engine_takes_the_gpus_that_were_granted(devices: Path) -> None:
-    """Grid Engine names them, and hides those of others only where the site has told it to."""
+    """Grid Engine names the job's GPUs, and hides those of other jobs only if the site has configured it to."""
     script = recording.load(FOLDERS / "grid_engine_own" / "serial_gpu_script.node01.x.env")
 
     def visible(**variables: str) -> str | None:
@@ -91,7 +91,7 @@ def test_a_job_of_grid_engine_takes_the_gpus_that_were_granted(devices: Path) ->
     assert visible(SGE_HGR_gpu="0 1 2 3") is None
     assert visible(SGE_HGR_gpu="a b") is None
     assert visible() is None
-    # A control group leaves the others' devices closed: CUDA counts what is left from 0.
+    # Where control groups deny access to the other devices, CUDA counts the job's from 0.
     (devices / "nvidia0").unlink()
     (devices / "nvidia1").unlink()
     assert visible(SGE_HGR_gpu="2 3") is None
@@ -104,7 +104,7 @@ def test_a_job_on_a_cluster_without_gpus_is_told_nothing(devices: Path) -> None:
 
 
 def test_devices_that_a_job_may_not_open_are_not_its_own(devices: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a job of Slurm that asked for none, where control groups hold the devices."""
+    """As in a Slurm job that asked for no GPU, where control groups deny access to the devices."""
     for name in ("nvidia0", "nvidia1"):
         (devices / name).touch()
     env = Environment({}, "node01", is_live=True)
@@ -114,7 +114,7 @@ def test_devices_that_a_job_may_not_open_are_not_its_own(devices: Path, monkeypa
     def refused(*_: object) -> int:
         raise PermissionError
 
-    # For no longer: pytest opens folders too, to remove them.
+    # Patched only here, as pytest opens folders too when it removes them.
     with monkeypatch.context() as patched:
         patched.setattr(resources.os, "open", refused)
         assert resources.gpus(env, None)[0] == 0

@@ -1,4 +1,4 @@
-"""What `muster version` tells: held against torch's own words, and against libraries that no wheel brought."""
+"""The output of `muster version`, compared with torch's own versions, and with libraries that come from no wheel."""
 
 import importlib.util
 import json
@@ -44,7 +44,7 @@ print(json.dumps({
 
 @cache
 def told() -> dict[str, Any]:
-    """What the command prints here, for programs."""
+    """The output of `muster version --json` on this machine."""
     env = {name: value for name, value in clean_environment().items() if name != "HOME"}
     answer = subprocess.run(
         [str(Path(sys.executable).parent / "muster"), "version", "--json"], env=env, cwd="/", capture_output=True,
@@ -81,7 +81,7 @@ def test_the_nccl_is_the_file_that_this_torch_brings() -> None:
     assert torch is not None
     assert torch.origin is not None
     assert path.is_relative_to(Path(torch.origin).resolve().parent.parent)
-    # Its own text has the version too: "NCCL version 2.30.7+cuda13.2".
+    # The file itself contains the version too: "NCCL version 2.30.7+cuda13.2".
     assert f"NCCL version {nccl['version']}+cuda".encode() in path.read_bytes()
 
 
@@ -113,7 +113,7 @@ def test_a_person_sees_a_line_for_each(command: Run) -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
     names = ["muster", "image", "lock", "python", "torch", "torchvision", "NCCL", "cuDNN", "driver", "glibc", "machine"]
     assert [line.split()[0] for line in answer.stdout.splitlines()] == names
-    # The values stand below each other, and none is folded.
+    # The values are in one column, and none is wrapped.
     assert {line[11:13] for line in answer.stdout.splitlines()} == {"  "}
     assert f"torch        {told()['torch']}, " in answer.stdout
 
@@ -140,7 +140,7 @@ def test_a_torch_that_takes_too_long_is_told_by_its_deadline() -> None:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Any]:
-    """Stands for the process that loads torch, in tests of what is not torch's."""
+    """Replaces the process that loads torch, in tests of the other values."""
     found = {"torch": "2.15.0+cu132", "nccl": None, "cuda": None, "cudnn": None, "torchvision": None}
     found |= {"python": "3.11.2", "glibc": "2.36", "machine": "x86_64"}
     monkeypatch.setattr(version, "_loaded", lambda timeout_s: found)
