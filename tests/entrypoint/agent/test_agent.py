@@ -1,4 +1,4 @@
-"""What a node's agent says of workers that failed."""
+"""A node's agent whose workers fail, or which gets a signal: its messages, and its exit code."""
 
 import errno
 import json
@@ -43,20 +43,20 @@ time.sleep(600)
 
 
 def run(folder: Path, how: str, told: str = "") -> subprocess.CompletedProcess[str]:
-    """An agent with two workers, of which the second ends by itself."""
+    """Runs an agent with two workers. Rank 1 ends by `how`, a signal or code 1; rank `told` has shown its own error."""
     (folder / "worker.py").write_text(WORKER)
     given = [*argv(), how, told]
     return subprocess.run(given, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=240)
 
 
 def argv() -> list[str]:
-    """The command of an agent with two workers, worker.py."""
+    """The command of an agent with two workers that run worker.py."""
     one_node = ["--nnodes=1", "--rdzv-backend=static", "--master-port=0"]
     return [sys.executable, "-P", "-m", "muster.entrypoint.agent", *one_node, "--nproc-per-node=2", "worker.py"]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Its variables."""
+    """The variables of that agent."""
     env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ} | {"TMPDIR": str(folder)}
     return env | {"PYTHONPATH": str(ROOT)}
 
@@ -71,7 +71,7 @@ def test_of_a_worker_that_was_killed_the_last_lines_are_shown(tmp_path: Path) ->
     assert lines[first + 3] == f"  log: {tmp_path / 'rank-1.log'}"
     shown = lines[first + 4 : first + 14]
     assert shown == [f"       line {number}" for number in range(21, 30)] + ["        [1mthe last"]
-    # The folder for these words is gone, and torch has left none.
+    # The folder of the ranks' reports is removed, and torch has left no folder.
     assert {path.name for path in tmp_path.iterdir()} == {"worker.py", "rank-0.log", "rank-1.log"}
 
 
@@ -90,7 +90,7 @@ def failure(pid: int, exitcode: int, timestamp: int) -> ProcessFailure:
     return made
 
 
-# Of a process and of a thread more than the limit allows, as Python has it.
+# Python's exceptions for a process and for a thread above the limit.
 @pytest.mark.parametrize("error", [OSError(errno.EAGAIN, "Try again"), RuntimeError("can't start new thread")])
 def test_a_limit_of_processes_is_not_taken_for_a_lack_of_room(error: Exception) -> None:
     fix = not_started(error).fix
@@ -110,7 +110,7 @@ def test_a_limit_of_processes_is_not_taken_for_a_lack_of_room(error: Exception) 
 def test_only_ranks_that_were_stopped_are_called_so(
     capsys: pytest.CaptureFixture[str], others: set[int], stopped: set[int], is_told: bool
 ) -> None:
-    """An option that a script does not know ends all of its ranks at once."""
+    """All ranks of a script end by themselves if it does not know an option, for example."""
     assert report({4: failure(104, 2, 99)}, Status(workers={104, *others}, stopped=stopped)) == 1
     assert ("other ranks" in capsys.readouterr().err) == is_told
 
@@ -119,7 +119,7 @@ def test_only_ranks_that_were_stopped_are_called_so(
 def test_another_program_asks_a_job_script_for_the_next_attempt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], most: str, others: int, code: int
 ) -> None:
-    """As the script of `muster job SITE -- muster run SCRIPT.py` puts its job back into the queue after 75."""
+    """The script of `muster job SITE -- muster run SCRIPT.py` puts its job back into the queue after code 75."""
     monkeypatch.setenv("MUSTER_MAX_REQUEUES", most)
     monkeypatch.delenv("MUSTER_COMMAND", raising=False)
     assert report({0: failure(100, 75, 98), 1: failure(101, others, 99)}, Status(workers={100, 101})) == code
@@ -156,7 +156,7 @@ def test_of_lost_nodes_a_training_alone_is_told_to_resume(monkeypatch: pytest.Mo
 def test_the_first_is_the_one_that_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Others may fail for want of it, and record a time that is older: whole seconds."""
+    """Others may fail because of it, and yet record an earlier time, as they record whole seconds."""
     monkeypatch.setenv(LaunchVariable.RANK_REPORTS, str(tmp_path))
     log = tmp_path / "rank-5.log"
     (tmp_path / "105").write_text(f"{log}\n")
@@ -170,14 +170,14 @@ def test_the_first_is_the_one_that_was_killed(
     assert "SIGSEGV" in said
     assert "can't be read: " in said
     assert said.endswith("rank 4, 6 of this node ended after it\n")
-    # A rank that said itself what was wrong, or followed another, is not the first.
+    # A rank that has shown an error, its own or the one that caused it, is not reported.
     for pid in (104, 106):
         (tmp_path / str(pid)).write_text(f"/a/log\n{RankReport.ERROR_SHOWN}\n")
     assert report({rank: failures[rank] for rank in (4, 6)}, status) == 1
     assert capsys.readouterr().err == ""
     assert report(failures, status) == 1
     assert capsys.readouterr().err.startswith("error: rank 5 on ")
-    # Nor is one that was ended by SIGTERM meanwhile, as an agent or a scheduler does.
+    # Nor is a rank that an agent or a scheduler ended by SIGTERM in the meantime.
     assert report({1: failure(101, 3, 100), 2: failure(102, -signal.SIGTERM, 99)}, status) == 1
     assert capsys.readouterr().err.startswith("error: rank 1 on ")
     monkeypatch.delenv(LaunchVariable.RANK_REPORTS)
@@ -223,7 +223,7 @@ def test_a_port_that_is_taken_is_told_as_that(words: str, is_taken: bool) -> Non
 
 
 def test_a_torch_that_is_too_old_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a framework brought torch 2.9: no node was missing, and no port closed."""
+    """As where a framework brought torch 2.9: then no node is missing, and no port is closed."""
     monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1+cu128"))
     told = not_met("127.0.0.1", 0, "1", AttributeError("'LaunchConfig' object has no attribute 'signals_to_handle'"))
     assert (told.code, told.seen.partition(": ")[0]) == (2, f"torch {torch.__version__}")
@@ -246,7 +246,7 @@ time.sleep(600)
 def test_what_the_agent_stopped_is_not_the_cause_and_leaves_nothing_running(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(STOPPED)
     ended = subprocess.run(argv(), cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=240)
-    # 2 is the shell's code for a wrong call, and any program's: the launch of another's program ends with 1.
+    # 2 is the code of shells and many programs for wrong arguments: the launch of a user's program ends with 1.
     assert ended.returncode == 1
     assert "error: rank 0 on " in ended.stderr
     assert "exit code 2" in ended.stderr
@@ -255,7 +255,7 @@ def test_what_the_agent_stopped_is_not_the_cause_and_leaves_nothing_running(tmp_
 
 
 def test_workers_end_with_an_agent_that_was_killed(tmp_path: Path) -> None:
-    # In one piece: the lines of both go through one pipe.
+    # One write a line, as both workers share a pipe.
     (tmp_path / "worker.py").write_text("import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(600)")
     with subprocess.Popen(
         argv(), cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
@@ -296,7 +296,7 @@ def test_ranks_that_do_not_end_by_sigterm_are_told_and_end_by_a_second_one(tmp_p
             assert any("passed SIGTERM on to its ranks" in line for line in started.stderr)
             assert started.poll() is None
             started.terminate()
-            # torch's own lines, one for each rank that it kills, would bury what ends all.
+            # torch's own lines, one for each rank that it kills, would hide this line.
             assert [line.partition(" on ")[0] for line in started.stderr] == ["muster: ended by SIGTERM"]
             assert started.wait(240) == 1
         finally:
@@ -305,7 +305,7 @@ def test_ranks_that_do_not_end_by_sigterm_are_told_and_end_by_a_second_one(tmp_p
 
 
 def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> None:
-    # In one piece: the lines of both go through one pipe.
+    # One write a line, as both workers share a pipe.
     (tmp_path / "worker.py").write_text("import os\nos.write(1, f\"rank {os.environ['RANK']}\\n\".encode())\n")
     *agent, worker = argv()
     given = [*agent, "--tee=3", "--log-dir=logs", worker]
@@ -325,7 +325,7 @@ def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> 
 
 
 def is_gone(pid: int) -> bool:
-    """Whether this process ends within seconds."""
+    """Whether this process ends within 240 seconds; one that does not is killed."""
     try:
         psutil.Process(pid).wait(timeout=240)
     except psutil.NoSuchProcess:
@@ -384,7 +384,7 @@ def test_a_log_in_a_folder_whose_name_is_no_text_is_shown_and_what_its_rank_has_
 def test_a_ranks_report_is_read_as_the_rank_has_written_it_where_names_are_latin_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ranks write in UTF-8, whatever the locale's encoding is, which `os.fsdecode` goes by."""
+    """Ranks write in UTF-8, whatever the locale's encoding, which `os.fsdecode` uses."""
     monkeypatch.setenv(LaunchVariable.RANK_REPORTS, str(tmp_path))
     monkeypatch.setattr(os, "fsdecode", lambda name: bytes(name).decode("latin-1"))
     log = tmp_path / "caf\xe9.log"
@@ -415,11 +415,11 @@ while not os.path.exists("go"):
 def started(
     folder: Path, *words: str, options: tuple[str, ...] = (), nohup: bool = False, **variables: str
 ) -> "subprocess.Popen[str]":
-    """An agent whose two workers are ready, and end when there is a file `go` in `folder`."""
+    """Starts an agent; returns it when its two workers are ready. They end when there is a file `go` in `folder`."""
 
     def prepare() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what starts the tests may ignore it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the process that started the tests may ignore it
 
     (folder / "worker.py").write_text(WAITS)
     *command, worker = argv()
@@ -487,7 +487,7 @@ def test_a_warning_is_no_accident_after_which_ranks_start_again(tmp_path: Path) 
 
 
 def test_a_signal_that_comes_while_an_agent_tells_how_it_ended_changes_nothing(tmp_path: Path) -> None:
-    # Nobody reads the pipe, so that the agent has to wait with its words.
+    # Rank 0 fills stderr's pipe, which nobody reads, so that the agent has to wait until it can write.
     fill = (
         "import os, sys\nos.set_blocking(2, False)\ntry:\n    while True:\n        os.write(2, b'.' * 16)\n"
         "except BlockingIOError:\n    os.set_blocking(2, True)\n    open('full', 'w').close()\n    sys.exit(3)\n"

@@ -1,4 +1,4 @@
-"""How the agents of a launch meet, and what each tells the others of its workers' ends."""
+"""The rendezvous of a launch's agents, and the failure that an agent reports to the others."""
 
 import json
 import signal
@@ -44,7 +44,7 @@ def test_the_first_failure_is_none_of_a_warning(
 
 
 def test_a_second_process_of_a_node_is_refused_where_the_nodes_meet() -> None:
-    """As pbsdsh starts them: one for each line of the job's file of nodes."""
+    """pbsdsh starts such processes: one for each line of the job's node file."""
     store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     second = Thread(target=wait_for_all, args=(meeting.clone(), 1, 2, timedelta(seconds=5)))
@@ -58,7 +58,7 @@ def test_a_second_process_of_a_node_is_refused_where_the_nodes_meet() -> None:
 
 @pytest.mark.parametrize("has_come", [False, True])
 def test_a_node_that_a_signal_ends_as_it_comes_may_come_again(has_come: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal comes as soon as the others see this node; another process of the node's place keeps it."""
+    """The signal comes as soon as the others see this node. Its key is removed, unless another process wrote it."""
     store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     others = dist.PrefixStore("muster", meeting)
@@ -79,7 +79,7 @@ def test_a_node_that_a_signal_ends_as_it_comes_may_come_again(has_come: bool, mo
 
 
 def test_nodes_that_differ_in_their_number_are_refused_where_they_meet() -> None:
-    """They would train, and then wait for each other for ever."""
+    """Otherwise they would train, and then wait for each other for ever."""
     store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with pytest.raises(TimeoutError, match="node rank 1 did not come"):
@@ -96,7 +96,7 @@ REFUSAL = {"wrong": "node01 can't take part: the driver is too old", "seen": "dr
 def test_a_node_that_cannot_take_part_is_known_to_all_that_come(
     refusing: int, num_come: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others would wait for it for a quarter of an hour; for who does not come they then wait a short while."""
+    """Otherwise the others would wait for it for 15 minutes. After a refusal they wait briefly for missing nodes."""
     monkeypatch.setattr(rendezvous, "REFUSED_TIMEOUT_S", 1.0)
     store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     meeting = store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -118,7 +118,7 @@ def test_a_node_that_cannot_take_part_is_known_to_all_that_come(
 
 
 def test_a_node_that_waits_for_another_still_gives_signs_of_life() -> None:
-    """Or the others would go on without it, and it would take the store, which is its own, for lost."""
+    """Otherwise the others would go on without it, and it would count the store, which it has itself, as lost."""
     config = SimpleNamespace(
         rdzv_backend="c10d",
         rdzv_endpoint=f"127.0.0.1:{free_port()}",
@@ -137,7 +137,7 @@ def test_a_node_that_waits_for_another_still_gives_signs_of_life() -> None:
 
     waiting = Thread(target=wait)
     waiting.start()
-    time.sleep(1.5)  # an answer is remembered for a second
+    time.sleep(1.5)  # torch caches the state for one second
     handler.num_nodes_waiting()
     assert waiting.is_alive()
     waiting.join()

@@ -1,4 +1,4 @@
-"""Ranks by multiprocessing: what they are started with, and how they end."""
+"""Ranks that multiprocessing starts: their signals at the start, and how they end."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the agent does beside torchrun: it counts restarts, and parts from other nodes in order."""
+"""What the agent adds to torchrun: it counts restarts, exchanges heartbeats and failures, and leaves in order."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ ONE_NODE = ["--nnodes=1", "--rdzv-backend=static", "--master-port=0", "--nproc-p
 
 
 def ran(folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """The ended agent, which has run `script` as two workers in `folder`."""
+    """Runs `script` as two workers of an agent in `folder`; returns the completed process."""
     (folder / "script.py").write_text(script)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "MUSTER_COMMAND") if name in os.environ}
     env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -44,7 +44,7 @@ def test_how_a_worker_ended(code: int, words: str) -> None:
 
 
 class Store:
-    """A stand-in for the agents' store, in which the other node is counted at the host's third look."""
+    """A stand-in for the agents' store, in which the other node leaves when the count is polled for the third time."""
 
     def __init__(self) -> None:
         self.count = self.looks = 0
@@ -65,7 +65,7 @@ def test_the_node_with_the_store_leaves_last() -> None:
 
 
 def test_a_store_that_is_gone_keeps_nobody() -> None:
-    # None: whatever is asked of it fails.
+    # Every call of a store that is None fails.
     leave(SimpleNamespace(_store=None, _worker_group=SimpleNamespace(group_world_size=2, group_rank=0)))
 
 
@@ -89,12 +89,12 @@ time.sleep(600)
 
 
 def test_workers_that_fail_each_time_end_with_a_count(tmp_path: Path) -> None:
-    (tmp_path / "code").write_text("75")  # of ours a code that is not tried again, of others one like any other
+    (tmp_path / "code").write_text("75")  # with this code our own programs would not restart, others do
     done = ran(tmp_path, DIES, "--max-restarts=2")
     assert done.returncode == 1
     assert done.stderr.count("ended with exit code 75: the ranks start again, restart ") == 2
     assert "ended with exit code 75, and --max-restarts=2 allows no more restarts" in done.stderr
-    # One launch, whose word ends in the agent's process id, which is the parent of its workers.
+    # All see one launch id, which ends with the process id of the agent, the workers' parent.
     [(word, parent)] = {tuple(line.split()) for line in done.stdout.splitlines()}
     assert word.endswith(f".{parent}")
 
@@ -122,14 +122,14 @@ if len(sys.argv) > 2:
 
 @pytest.mark.parametrize("others", ["are done", "sleep"])
 def test_one_failure_on_another_node_keeps_nobody_waiting(tmp_path: Path, others: str) -> None:
-    """Who is done would wait for 5 minutes, and who sleeps for ever: longer than this test has."""
+    """Otherwise a node that is done waits for 5 minutes, and one that sleeps never ends: longer than the deadlines."""
     (tmp_path / "script.py").write_text(ONE_FAILS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     env = {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     port = free_port()
     argv = [*AGENT, "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=static"]
     argv += ["--master-addr=127.0.0.1", f"--master-port={port}", "--rdzv-conf=timeout=240", "--max-restarts=0"]
-    # Once a node that is done hears of one that failed, once the node with the store tells the other.
+    # In one case a node that is done reads of the failure; in the other the node with the store fails, and reports it.
     script = ["script.py", "1"] if others == "are done" else ["script.py", "0", "sleep"]
     nodes = [
         subprocess.Popen([*argv, f"--node-rank={node_rank}", *script], cwd=tmp_path, env=env, stderr=subprocess.PIPE)
@@ -152,7 +152,7 @@ def test_nodes_that_wait_for_another_hear_of_ctrl_c(tmp_path: Path) -> None:
     argv = [*AGENT, "--nnodes=3", "--nproc-per-node=1", "--rdzv-backend=static", "--rdzv-conf=timeout=240"]
     argv += ["--master-addr=127.0.0.1", f"--master-port={port}"]
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    # What starts the tests in the background may have them ignore it.
+    # A process that starts the tests in the background may make them ignore SIGINT.
     hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
     env = {**kept, "PYTHONPATH": str(ROOT)}
     nodes = [
@@ -164,7 +164,7 @@ def test_nodes_that_wait_for_another_hear_of_ctrl_c(tmp_path: Path) -> None:
         store.wait(["muster/came/0", "muster/came/1"])
         nodes[1].send_signal(signal.SIGINT)
         assert nodes[1].wait(240) == 130
-        assert not store.check(["muster/came/1"])  # or it would not be let in when it is started again
+        assert not store.check(["muster/came/1"])  # else it would be refused when it is started again
         nodes[0].send_signal(signal.SIGINT)
         assert nodes[0].wait(240) == 130
     finally:
@@ -191,7 +191,7 @@ def test_ctrl_c_is_heard_where_what_listens_does_not_answer(tmp_path: Path, meet
         argv += [*(word.format(port=port) for word in meets), "x.py"]
         node = subprocess.Popen(argv, cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, **hears)
         try:
-            silent.accept()[0].close()  # the agent's look whether anything listens
+            silent.accept()[0].close()  # the agent's check whether anything listens
             with silent.accept()[0]:  # torch's store
                 time.sleep(0.5)
                 node.send_signal(signal.SIGINT)
@@ -254,7 +254,7 @@ SMALL = ("--data=digits", "--image-size=16", "--batch-size=8", "--num-samples=64
     ids=lambda words: " ".join(words[:3]),
 )
 def test_on_one_node_nothing_listens_to_other_hosts(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """Whoever reaches a store of torch's can run code by it."""
+    """Anybody who can connect to torch's store can run code through it."""
     (tmp_path / "joins.py").write_text(JOINS)
     program = Path(sys.executable).parent / words[0]
     with (tmp_path / "said").open("w") as said:
@@ -299,9 +299,9 @@ while not (os.path.exists("loaded0") and os.path.exists("loaded1")) and time.mon
     time.sleep(0.01)
 runpy.run_module("muster.entrypoint.agent", run_name="__main__", alter_sys=True)
 """
-"""An agent that misses others after 5 s in place of 45, and whose barrier of torch's lasts one second.
+"""An agent that counts a silent node as dead after 5 s instead of 45, and for which torch's barrier lasts one second.
 
-It begins once both are loaded: an elastic node that is there long before the other trains alone.
+It starts when both agents have loaded: an elastic node that is ready long before the other would train alone.
 """
 
 WORKS = """
@@ -329,9 +329,9 @@ TIMES = "join_timeout=240,read_timeout=240,last_call_timeout=3,keep_alive_interv
 def two_nodes(
     folder: Path, words: str, options: list[str] = FIXED, **second: str
 ) -> Iterator[list["subprocess.Popen[str]"]]:
-    """The agents of two nodes with a worker each; those of the ranks in `words` work until there is a file `go`.
+    """Starts the agents of two nodes with a worker each; the ranks in `words` work until there is a file `go`.
 
-    `words` "all fail": both end at once, with 2. `second`: variables of the second one.
+    With the `words` "all fail" both ranks end at once, with code 2. `second`: variables of the second agent.
     """
     (folder / "script.py").write_text(WORKS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
@@ -382,7 +382,7 @@ def test_an_option_that_no_rank_knows_is_no_other_ranks_fault(tmp_path: Path) ->
 @pytest.mark.full
 def test_a_launch_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
     with two_nodes(tmp_path, "01") as nodes:
-        time.sleep(1)  # they have heard each other
+        time.sleep(1)  # until both have received the other's heartbeat
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for node in nodes:
                 node.send_signal(number)
@@ -435,9 +435,9 @@ def test_who_is_done_ends_in_order_where_the_node_of_the_store_was_killed(tmp_pa
 
 @pytest.mark.full
 def test_nodes_go_on_without_one_that_is_silent(tmp_path: Path) -> None:
-    """Also where its rank's end is seen by no other, as those of a rank that waits for the others before it trains."""
+    """Even where no other rank can notice that its rank has ended, as while ranks wait for each other to start."""
     with two_nodes(tmp_path, "01", ELASTIC) as nodes:
-        time.sleep(2)  # they have heard each other
+        time.sleep(2)  # until both have received the other's heartbeat
         nodes[1].kill()
         assert nodes[0].stdout is not None
         assert nodes[0].stdout.readline() == "works\n"
@@ -464,13 +464,13 @@ def test_a_node_hears_of_signals_while_it_waits_for_one_that_had_come(tmp_path: 
         while not (tmp_path / "meets").exists():
             assert time.monotonic() < end
             time.sleep(0.05)
-        time.sleep(3)  # the first one, which looks each second, asks the store for what the second has not written
+        time.sleep(3)  # the first, which polls each second, waits for a key that the second has not written
         nodes[0].terminate()
         assert nodes[0].wait(120) == 1
 
 
 def test_a_node_that_ends_before_its_first_sign_of_life_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other, whose ranks would wait for its ranks until --timeout-s, ends them; not so where it has left."""
+    """Otherwise the other's ranks would wait for its ranks until --timeout-s. A node that has left is not missed."""
     monkeypatch.setattr("muster.entrypoint.agent.nodes.BEAT_S", 0.1)  # also the limit of each exchange
     make: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
     for has_left in (False, True):
