@@ -1,4 +1,4 @@
-"""A profile to be spoilt: valid as it is."""
+"""A valid profile of a site, which tests change to make it invalid."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ FABRIC = 'title = "InfiniBand"\nstatus = "documented"\nis_rdma = true\n'
 
 
 def written(folder: Path, text: str = VALID, name: str = "testbooster") -> Path:
-    """`text` as a profile in a folder of sites, beside one of fabrics."""
+    """Writes `text` as a profile into a folder of sites, next to a folder of fabrics; returns the profile's path."""
     for each in ("sites", "fabrics"):
         (folder / each).mkdir(exist_ok=True)
     (folder / "fabrics" / "infiniband.toml").write_text(FABRIC)
@@ -50,7 +50,7 @@ def written(folder: Path, text: str = VALID, name: str = "testbooster") -> Path:
 
 
 def problems(folder: Path, text: str) -> tuple[str, ...]:
-    """What is wrong with a site's profile."""
+    """The problems of a site's profile with this text; empty if it is valid."""
     path = written(folder, text)
     try:
         profiles.load_site(path, fabrics=folder / "fabrics")

@@ -1,4 +1,4 @@
-"""`muster site`, and what a site does to the other commands, as processes."""
+"""`muster site`, and the effects of a site on other commands, as processes."""
 
 import json
 import subprocess
@@ -127,7 +127,7 @@ def test_a_launch_at_a_site_that_this_image_does_not_run_at(command: Run, tmp_pa
 
 
 def test_a_launch_says_what_the_site_gave(command: Run, tmp_path: Path) -> None:
-    """A real start, on this machine: the line on the site is there, and the variables reach the program."""
+    """A real launch on this machine: it prints the line on the site, and its variables reach the program."""
     script = tmp_path / "show.py"
     script.write_text("import os\nprint('cache', os.environ['CACHE_OF_TESTS'])\n")
     path = written(tmp_path, VALID.replace("HF_HOME", "CACHE_OF_TESTS"))

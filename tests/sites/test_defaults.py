@@ -1,4 +1,4 @@
-"""What a site gives to a launch: defaults, on several nodes, and never in place of what the user set."""
+"""A launch's defaults from its site: those of the network for several nodes only, none in place of a user's setting."""
 
 import socket
 from collections import namedtuple
@@ -37,7 +37,7 @@ def given(
 
 
 def with_interfaces(monkeypatch: pytest.MonkeyPatch, *names: str, without: str = "") -> None:
-    """A host with these interfaces, each with an address, and one `without`: no test may make interfaces here."""
+    """Simulates the interfaces `names`, with an address, and `without`, with none: a test may not create real ones."""
     found = {name: [ADDRESS(socket.AF_INET, "10.0.0.1")] for name in names}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {without: [], **found})
 
@@ -127,7 +127,7 @@ def test_an_interface_that_is_not_here_is_no_default(tmp_path: Path, monkeypatch
     assert found.notes[1].startswith("no interface here begins with ib")
 
 
-# The system refuses to look for a name of 300 letters, as it does where this user may not look.
+# The system refuses to look up a name of 300 letters, as it refuses a path that this user may not enter.
 @pytest.mark.parametrize("scratch", ["/nowhere/at/all", "/" + "a" * 300])
 def test_a_cache_that_cant_be_written_to_is_left_out(tmp_path: Path, scratch: str) -> None:
     found = given(site(tmp_path), 1, is_live=True, SCRATCH=scratch)
@@ -167,7 +167,7 @@ def test_an_address_that_leads_nowhere_is_told_with_its_site(tmp_path: Path, mon
     def lookup(host: str, *_: object, **__: object) -> None:
         raise socket.gaierror(-2, f"{host} is not known")
 
-    # No test may rely on what this machine's resolver says of a name.
+    # No test may depend on this machine's resolver.
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     env = replace(recorded(), is_live=True)
     with pytest.raises(MusterError, match="node01i") as refused:

@@ -1,4 +1,4 @@
-"""The profiles of this project: each is valid, and is what it says."""
+"""The profiles of this project: each is valid, and matches only its own site's hosts."""
 
 import re
 import tomllib
@@ -51,7 +51,7 @@ def test_a_centres_site_can_be_recognised_and_a_generic_one_is_nobodys(path: Pat
 
 @pytest.mark.parametrize("path", ALL_SITES, ids=names)
 def test_no_other_sites_hosts_are_taken_for_this_one(path: Path) -> None:
-    """A host's name that one of its patterns stands for, alone, is not another site's too."""
+    """A host name made from one of the site's patterns, without other evidence, matches no other site."""
     found = profiles.load_site(path).recognise
     for pattern in found.hosts.value if found.hosts else ():
         host = pattern.replace("[0-9]", "7").replace("*", "01").replace("?", "1")
@@ -61,7 +61,7 @@ def test_no_other_sites_hosts_are_taken_for_this_one(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ALL_SITES, ids=names)
 def test_counts_of_infiniband_fit_into_its_fields(path: Path) -> None:
-    """Retries have 3 bits: of 10 an adapter takes 2, fewer than NCCL's own 7. NCCL documents timeouts up to 22."""
+    """Retry counts have 3 bits: adapters take 10 as 2, below NCCL's default of 7. NCCL documents timeouts up to 22."""
     variables = profiles.load_site(path).variables
     for name, most in (("NCCL_IB_RETRY_CNT", 7), ("NCCL_IB_TIMEOUT", 22)):
         assert name not in variables or int(str(variables[name].value)) <= most
@@ -107,7 +107,7 @@ def test_a_sites_variables_win_where_they_hold() -> None:
 
 
 def test_the_page_on_sites_ends_with_a_valid_profile(tmp_path: Path) -> None:
-    """Its blocks of TOML, one after the other, are the file that its reader has made."""
+    """The page's blocks of TOML, joined in their order, are the file that its reader writes."""
     page = (ROOT / "docs" / "sites.md").read_text()
     blocks = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     path = tmp_path / "mysite.toml"

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a profile is told, all at once, with the key that it is about."""
+"""The problems of a profile: each is reported with its key, and all that break a rule at once."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        # What msgspec tells of keys and types.
+        # Messages of msgspec on keys and types.
         ("address_suffix =", "adress_suffix =", "unknown field `adress_suffix` - at `$.network`"),
         ("[network]", "[netwrok]", "unknown field `netwrok`"),
         ("when = {nodes", "when = {node", "unknown field `node`"),
@@ -32,7 +32,7 @@ def test_the_profile_of_these_tests_is_valid(tmp_path: Path) -> None:
         ("2026-01-31", '"31.1.2026"', "Expected a day, such as 2026-01-31 - at `$.sources[...].read`"),
         ('"slurm"', '"slrum"', 'scheduler: "slrum" is none of'),
         ('"documented"', '"rumoured"', "Invalid enum value 'rumoured'"),
-        # What a type can't say.
+        # Rules on values of the right type.
         ('gpus = {value = 4, source = "docs"}', 'gpus = {value = 4, source = "dosc"}',
          'nodes.gpus.source: there is no [sources] key "dosc"; there are: docs'),
         ('"https://docs.example.org/gpu", read', '"ftp://docs.example.org", read', "`$.sources[...].url`"),
@@ -69,7 +69,7 @@ def test_each_thing_that_can_be_wrong(tmp_path: Path, old: str, new: str, proble
 
 @pytest.mark.parametrize("directive", ["--nodes=4", "-l select=2:ncpus=4", "-nnodes 4"])
 def test_the_number_of_nodes_is_no_directive(tmp_path: Path, directive: str) -> None:
-    """It would win over the user's --nodes, or contradict it."""
+    """It would override the user's --nodes, or contradict it."""
     line = f'directives = {{value = ["{directive}"], source = "docs"}}\n'
     (problem,) = problems(tmp_path, VALID.replace("[launch]\n", f"[launch]\n{line}"))
     assert problem.startswith(f'launch.directives: "{directive}" asks for nodes')
@@ -158,7 +158,7 @@ def test_a_folder_that_this_user_may_not_enter(tmp_path: Path, monkeypatch: pyte
         raise PermissionError(13, "Permission denied", str(path))
 
     path = written(tmp_path)
-    # For root, whom no folder is closed to.
+    # Simulated, as root may enter every folder.
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(MusterError, match="the profile can't be read") as refused:
         profiles.load_site(path)

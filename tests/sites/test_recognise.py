@@ -1,4 +1,4 @@
-"""Which site this is: from recorded environments, and from names nobody would give."""
+"""Recognition of the current site, from recorded environments, and from hostile names."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_a_recording_tells_its_site(recordings: Path, tmp_path: Path) -> None:
 
 
 def test_no_recording_of_this_project_is_of_a_known_site(recordings: Path) -> None:
-    """They were made on machines with names like any other's: none may be taken for a centre's."""
+    """They were made on machines with ordinary names: none may be taken for a centre's machine."""
     files = [path for path in recordings.rglob("*.env") if path.parent.name != "documented"]
     assert len(files) > 100
     for path in files:
@@ -126,7 +126,7 @@ def test_a_named_site_wins_over_what_is_recognised(folder: Path, tmp_path: Path)
 
 
 def test_a_profile_that_an_editor_of_windows_has_saved_is_read(tmp_path: Path) -> None:
-    """With a mark of UTF-8 before its first line."""
+    """Such an editor writes a byte order mark before the first line."""
     path = written(tmp_path, "\ufeff" + VALID)
     found = here(Environment({"SLURM_CLUSTER_NAME": "testbooster"}), path.parent)
     assert found is not None
@@ -136,7 +136,7 @@ def test_a_profile_that_an_editor_of_windows_has_saved_is_read(tmp_path: Path) -
 
 
 def test_only_the_head_is_read(tmp_path: Path) -> None:
-    """Each launch asks: what is not this site's is neither parsed as a whole nor checked."""
+    """Every launch does this: profiles of other sites are neither parsed as a whole nor checked."""
     folder = written(tmp_path, HEAD + "\n[sources]\nthis is no TOML\n").parent
     assert here(Environment({}, "node01"), folder) is None
     with pytest.raises(MusterError, match="can't be read"):

@@ -1,4 +1,4 @@
-"""The sites that this image begins with, told by what their profiles' sources show of them."""
+"""The first sites with a profile, recognised by names and variables that their profiles' sources show."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When a value holds."""
+"""The conditions under which a profile's value holds."""
 
 from pathlib import Path
 
