@@ -1,4 +1,4 @@
-"""A scheduler that is new: its file, its line in the list, a recording."""
+"""A new scheduler, which needs only a file, a line in the list of families, and a recording."""
 
 import sys
 from collections.abc import Generator
@@ -76,7 +76,7 @@ DRUM_COLOUR=red
 
 @pytest.fixture
 def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Environment]:
-    """The recording of a task of that scheduler, which is known now."""
+    """The recording of a task of the new scheduler, whose family is added to the list."""
     (tmp_path / "drum.py").write_text(FILE)
     (tmp_path / "task.env").write_text(RECORDING)
     monkeypatch.setattr(detect, "__path__", [*detect.__path__, str(tmp_path)])

@@ -1,4 +1,4 @@
-"""Host lists: what Slurm writes, what it would never write, and folding as the inverse."""
+"""Host lists: those that Slurm writes, malformed ones, and lists that the tests have compressed themselves."""
 
 import pytest
 from hypothesis import given, strategies as st

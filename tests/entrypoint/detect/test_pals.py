@@ -1,4 +1,4 @@
-"""The binary file of PALS: written here by the layout's own description, read by ours, and damaged."""
+"""The binary file of PALS: files that are written here by the documented layout are read; damaged ones are refused."""
 
 import random
 import struct
@@ -22,11 +22,11 @@ def table(kind: str, rows: Sequence[Sequence[object]]) -> bytes:
 
 
 def write(version: int, hosts: Sequence[str], processes: Sequence[tuple[int, int]], extra: bytes = b"") -> bytes:
-    """An apinfo file, table after table. `extra` is what a later version may add to the end of a process's record."""
+    """An apinfo file, table after table. `extra`: what a later version may add at the end of a process's record."""
     commands = table("iii", [(len(processes), 1, 1)])
     pes = b"".join(table("iii", [(local, 0, node)]) + extra for node, local in processes)
     nodes = table("i64s", [(index, host.encode()) for index, host in enumerate(hosts)])
-    # int, size_t... in the layout of C: an int before a size_t is followed by four bytes that say nothing.
+    # int, size_t... in the layout of C: an int before a size_t is followed by four bytes of padding.
     header_size = 160 if version == 5 else 136
     offsets = [header_size]
     for content in (b"", commands, pes, nodes):
@@ -124,7 +124,7 @@ def test_uneven_nodes_are_known_from_the_file() -> None:
 
 
 def test_where_the_number_of_processes_is_not_told_the_file_is_to_be_shown() -> None:
-    """With PALS_PMI=pmix there is no PMI_SIZE: an address of the first node alone would lead to the same refusal."""
+    """With PALS_PMI=pmix there is no PMI_SIZE: with only the first node's address, the refusal would be the same."""
     hidden = recording.load(recorded.FOLDERS / "documented" / "pals_hidden_in_pbs.x3001c0s13b1n0.1.env")
     with pytest.raises(MusterError, match="PMI_SIZE is missing") as refusal:
         recorded.detect(replace(hidden, variables={name: hidden[name] for name in hidden if name != "PMI_SIZE"}))

@@ -1,4 +1,4 @@
-"""Launchers: orders of ranks, uneven nodes, launchers inside of others, devices of another node."""
+"""Launchers: the order of ranks, nodes with different numbers of them, launchers inside others, leftover variables."""
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +43,7 @@ def test_blocks_are_taken_for_granted_and_said() -> None:
     assert place(found) == (1, 1, 5, 8)
     assert [note for note in found.notes if "blocks of 4 a node" in note]
     assert [note for note in found.notes if "each node is assumed to run 4 processes" in note]
-    assert detect(hydra(1, 4, 1, 4)).notes == ()  # one node has its ranks in one way alone
+    assert detect(hydra(1, 4, 1, 4)).notes == ()  # on one node there is only one order
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_pmi_beside_the_same_rank_of_pals_is_no_other_launcher() -> None:
 
 
 def test_a_job_that_a_step_submitted_keeps_the_variables_that_srun_set_in_pals_stead() -> None:
-    """sbatch in a shell of salloc or of srun --pty, on HPE's systems: each step gets its own, a job's script none."""
+    """sbatch in a shell of salloc or srun --pty, on HPE's systems: each step gets new ones, a job's script none."""
     of_shell = recording.load(FOLDERS / "documented" / "srun_cray_shasta.nid001012.0.env")
     left = {name: value for name, value in of_shell.items() if name.startswith(("PALS_", "PMI_"))}
     script = recording.load(FOLDERS / "slurm" / "g_array_0.node01.0.env")
@@ -125,7 +125,7 @@ def test_a_job_that_a_step_submitted_keeps_the_variables_that_srun_set_in_pals_s
     with pytest.raises(MusterError, match="nothing started this process on each of them"):
         detect(changed(recording.load(FOLDERS / "slurm" / "a_sbatch_N2.node01.0.env"), **left))
     assert place(detect(changed(SRUN, **left))) == place(detect(SRUN))
-    # Without Slurm's variables they are all that tells of several processes.
+    # Without Slurm's variables, only these show that there are several processes.
     assert detect(Environment(left | {"PALS_LOCAL_SIZE": "2"}, host="nid001012")).world_size == 4
 
 
@@ -144,7 +144,7 @@ def test_a_step_of_parastation_on_one_node_of_two_is_no_launch_of_hydra() -> Non
     of_step = {f"SLURM_STEP_{name}": value for name, value in one.items()}
     found = detect(changed(task, **of_step, SLURM_TASKS_PER_NODE="2", PMI_SIZE="2"))
     assert (found.launcher, found.hosts, found.world_size) == ("srun", ("jwb0001",), 2)
-    # What it gives is not that of mpiexec inside the step, nor another task's.
+    # A PMI_RANK that does not fit the task is that of mpiexec inside the step, or of another task.
     with pytest.raises(MusterError):
         detect(changed(task, PMI_RANK="1"))
 
@@ -231,7 +231,7 @@ def test_no_launch_line_can_be_made_to_run_something_else() -> None:
 
 
 def test_an_instance_of_flux_left_over_from_elsewhere_is_no_launcher_of_this_job() -> None:
-    """PBS gives its job a TMPDIR of its own, in which Flux's socket does not lie then."""
+    """PBS gives each job a TMPDIR of its own, and the socket of a leftover Flux is not in it."""
     script = recording.load(FOLDERS / "flux" / "flux_in_pbs_instance-script.env")
     with pytest.raises(MusterError) as refusal:
         detect(changed(script, TMPDIR="/var/tmp/pbs.37.pbshead"))
@@ -248,7 +248,7 @@ def test_a_task_of_srun_that_merely_sees_an_instance_of_flux_is_no_shell_of_it(m
 
 
 def test_tasks_of_hyperqueue_are_no_world_of_the_srun_that_started_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is another training, and all see the variables of their node's worker."""
+    """Each task trains by itself, and all see the variables of their node's worker."""
     of_worker = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
     task = replace(changed(of_worker, HQ_JOB_ID="1", HQ_TASK_ID="0"), is_live=True)
     monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "hq", "slurmstepd"])
@@ -263,17 +263,17 @@ def test_tasks_of_hyperqueue_are_no_world_of_the_srun_that_started_its_workers(m
         detect(changed(in_pbs, HQ_JOB_ID="1", HQ_TASK_ID="0"))
     assert "--nnodes 1" in refusal.value.fix
     assert "srun" not in refusal.value.fix
-    # In a task, srun starts what is its own.
+    # A task may use srun: what that starts is a launch of its own.
     monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "slurmstepd"])
     assert (detect(task).launcher, detect(task).num_nodes) == ("srun", 2)
-    # A container that can't see what is above may be either.
+    # A container that can't see its parent processes may be either.
     monkeypatch.setattr(traces, "ancestors", lambda: ["tini"])
     with pytest.raises(MusterError, match="nothing started this process on each of them"):
         detect(task)
 
 
 def test_apps_of_parsl_are_no_world_of_what_started_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As srun, or mpiexec of PALS, starts a pool of workers on each node: each app would wait for the others' nodes."""
+    """srun, or mpiexec of PALS, starts a pool of workers on each node: each app would wait for the other nodes."""
     of_worker = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
     app = replace(changed(of_worker, PARSL_WORKER_RANK="0", PARSL_WORKER_COUNT="4"), is_live=True)
     # The second name is that of process_worker_pool.py, as the kernel cuts it.
@@ -284,7 +284,7 @@ def test_apps_of_parsl_are_no_world_of_what_started_its_workers(monkeypatch: pyt
             detect(env)
         assert refusal.value.fix == "on this node alone: --nnodes 1"
     assert resolve.resolve(app, LaunchOptions(nnodes="1"), ["train", "ddp"]).num_nodes == 1
-    # In an app, srun starts what is its own.
+    # An app may use srun: what that starts is a launch of its own.
     monkeypatch.setattr(traces, "ancestors", lambda: ["bash", "slurmstepd"])
     assert (detect(app).launcher, detect(app).num_nodes) == ("srun", 2)
 
@@ -307,7 +307,7 @@ def test_flux_in_turns_is_refused_by_all_its_tasks(monkeypatch: pytest.MonkeyPat
 
 
 def test_different_numbers_of_processes_as_the_file_of_nodes_has_them() -> None:
-    """PBS's select=1:mpiprocs=2+1:mpiprocs=1, and mpiexec as it is."""
+    """PBS's select=1:mpiprocs=2+1:mpiprocs=1, and mpiexec without options."""
     of_pbs = recording.load(FOLDERS / "pbs" / "pbs_mpi_hydra-tmrsh.rank3.pbsn2.env")
     nodes = {"PBS_NODEFILE": "pbsn1\npbsn1\npbsn2\n"}
     for host, ranks, expected in (
@@ -317,7 +317,7 @@ def test_different_numbers_of_processes_as_the_file_of_nodes_has_them() -> None:
     ):
         found = detect(Environment({**of_pbs, **hydra(*ranks), INTERFACE: host}, host, nodes))
         assert (place(found), found.hosts, found.ranks_per_node) == (expected, ("pbsn1", "pbsn2"), (2, 1))
-    # In turns the ranks are not where the counts alone would put them.
+    # Ranks that are dealt in turns are not where the counts alone would put them.
     with pytest.raises(MusterError, match="different numbers of processes"):
         detect(Environment({**of_pbs, **hydra(2, 3, 1, 2), INTERFACE: "pbsn1"}, "pbsn1", nodes))
 
@@ -331,12 +331,12 @@ def test_a_file_of_nodes_that_torque_writes_on_the_first_host_alone_numbers_no_n
         env = hydra(rank, 4, rank % 2, 2, **of_torque, **{INTERFACE: host})
         found.append(detect(replace(env, host=host, files=nodes if host == "c1" else {})))
     assert [place(one) for one in found] == [(0, 0, 0, 4), (0, 1, 1, 4), (1, 0, 2, 4), (1, 1, 3, 4)]
-    # Else the first node's would meet at its name, and wait for the others, who look for a file.
+    # Otherwise the first node's ranks would meet at its name, and wait for the others, which look for a file.
     assert {one.hosts for one in found} == {()}
 
 
 def test_a_job_of_grid_engine_that_has_slurms_names_too_is_one_job() -> None:
-    """As Gridware's slurm-shim gives them, with the same id; its srun starts the tasks."""
+    """Gridware's slurm-shim sets them, with the same id; its srun starts the tasks."""
     of_srun = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node01.0.env")
     of_grid = {"SGE_TASK_ID": "undefined", "NHOSTS": "2", "NSLOTS": "4", "PE_HOSTFILE": "/var/spool/pe_hostfile"}
     files = {"PE_HOSTFILE": "node01 2 main.q UNDEFINED\nnode02 2 main.q UNDEFINED\n"}
@@ -349,7 +349,7 @@ def test_a_job_of_grid_engine_that_has_slurms_names_too_is_one_job() -> None:
 
 
 def test_a_job_of_slurm_with_a_plugin_that_sets_pbss_names_is_one_job() -> None:
-    """Slurm's spank_pbs.so, on nodes that call themselves otherwise than Slurm does."""
+    """Slurm's spank_pbs.so sets them, on nodes whose own names differ from Slurm's."""
     of_srun = recording.load(FOLDERS / "slurm" / "b_srun_N2_1per.node02.1.env")
     of_pbs = {"PBS_JOBID": of_srun["SLURM_JOB_ID"], "PBS_NODENUM": "1", "PBS_TASKNUM": "1", "PBS_QUEUE": "debug"}
     found = detect(Environment({**of_srun, **of_pbs}, "alias2"))
@@ -359,7 +359,7 @@ def test_a_job_of_slurm_with_a_plugin_that_sets_pbss_names_is_one_job() -> None:
 
 
 def test_the_nodes_of_a_job_of_nqsv_have_one_job_id() -> None:
-    """NEC's: PBS's variables, with the number of the node before the job's."""
+    """NEC's NQSV sets PBS's variables, with the number of the node before the job's id."""
     of_pbs = recording.load(FOLDERS / "pbs" / "pbs_mpi_ompi-tmrsh.rank2.pbsn2.env")
     assert {detect(changed(of_pbs, PBS_JOBID=f"{node}:8.nqsv")).job_id for node in "01"} == {"8.nqsv"}
     with pytest.raises(MusterError, match="no job id"):

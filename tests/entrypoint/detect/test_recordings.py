@@ -1,4 +1,4 @@
-"""Environments of real processes, through the whole of detection."""
+"""All of detection, on recorded and documented environments."""
 
 import re
 
@@ -47,7 +47,7 @@ def test_a_task_says_what_it_took_for_granted_and_who_lost(recording: Recording)
     assert recording.expected.get("note", "") in "\n".join(found.notes)
     for start in recording.expected.get("rejected", []):
         assert [line for line in found.rejected if line.startswith(start)], found.rejected
-    # Whatever is reported has a source; one process on a node needs none for its rank.
+    # These values have sources; the rank of a node's only process needs none.
     for name in ("scheduler", "launcher", "hosts", "num_nodes", "nproc_per_node"):
         assert found.sources[name], name
 

@@ -1,4 +1,4 @@
-"""Recordings with a variable missing, worse, or another family's added: the right answer or a refusal, nothing else."""
+"""Recordings with a variable missing or faulty, or with another family's added: the right answer, or a refusal."""
 
 import re
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from muster.entrypoint.environment import Environment
 from tests.entrypoint import recorded
 from tests.entrypoint.recorded import Recording
 
-# All that schedulers and launchers set. What a user sets (MUSTER_, --node-rank) is obeyed, right or wrong.
+# Variables that schedulers and launchers set. A user's settings (MUSTER_, --node-rank) are obeyed, right or wrong.
 FAMILIES = re.compile(
     r"(SLURM|PBS|LSB|LSF|JSM|FLUX|PALS|PMI|PMIX|MPI|MPIR|OMPI|MV2|SGE|KUBERNETES|PET|VC|VK|CUDA|MASTER|JOB|PE|NHOSTS|NSLOTS|"
     r"NCPUS|RANK|WORLD|RESTARTED|TMPDIR)(_|$)"
 )
 
-# What has but one witness can't be checked: another value that fits all the others is believed.
+# What only one variable shows can't be checked: a wrong value of it that fits all others is believed.
 SOLE_WITNESSES = {
     # Without a list of hosts the launcher's size is all that tells the number of nodes.
     "mpich_ssh": {"PMI_SIZE"},
@@ -38,13 +38,13 @@ SOLE_WITNESSES = {
     "pbs_shape_b_nodesppn": {"file PBS_NODEFILE"},
     "flux_in_pbs_instance-script": {"file PBS_NODEFILE"},
     "flux_in_pals_shell": {"file PBS_NODEFILE"},
-    # The names of hosts: a wrong one does not resolve, and the start says so.
+    # Host names: a wrong one does not resolve, and the launch reports that.
     "kubeflow_trainjob": {"PET_MASTER_ADDR", "PET_NNODES"},
     "jobset_processes": {"JOB_COMPLETION_INDEX", "MASTER_ADDR"},
     "leader_worker_set": {"LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"},
     "volcano_pytorch": {"VC_MASTER_HOSTS", "VC_WORKER_HOSTS"},
     "volcano_workers": {"VC_WORKER_HOSTS"},
-    # The one variable that makes it what it is.
+    # The only variable that shows this kind of launch.
     "indexed_job": {"JOB_COMPLETION_INDEX"},
     "flux_instance": {"FLUX_URI"},
     "flux_in_slurm_shell": {"FLUX_URI"},
@@ -54,7 +54,7 @@ SOLE_WITNESSES = {
 
 
 def values(value: str) -> list[str | None]:
-    """What may have become of a variable: missing, empty, doubled, no number, off by one, a list."""
+    """Faulty values of a variable: missing, empty, doubled, no number, off by one, a list."""
     changed: list[str | None] = [None, "", value + value, "x", "-1", "99", "9" * 5000, "$(reboot)", f"{value},9"]
     return [*changed, str(int(value) + 1)] if value.isdecimal() else changed
 
@@ -87,7 +87,7 @@ def same_world(found: Allocation, truth: Allocation) -> bool:
     names = ["num_nodes", "node_rank", "tasks_on_node", "mode", "local_rank"]
     names += ["rank", "world_size"] if truth.mode == "worker" else []
     same = all(getattr(found, name) == getattr(truth, name) for name in names if name != "mode")
-    # A single GPU makes an agent of one a single: the same world. Hosts may get lost, and then they are not known.
+    # With one GPU an agent of one rank becomes a single process: the same world. Hosts may be lost, and then unknown.
     return same and (found.mode == "worker") == (truth.mode == "worker") and found.hosts in (truth.hosts, ())
 
 
@@ -96,7 +96,7 @@ def test_one_variable_less_or_worse_never_gives_another_world(recording: Recordi
     truth = recorded.detect(recording.environment)
     believed = SOLE_WITNESSES.get(recording.scenario, set())
     for name, value, changed in mutations(recording):
-        # Without it the process is refused all the same, but for a file that only some of the nodes need.
+        # A missing one does no harm, except for a file that only some of the nodes need.
         if name in believed and (value is not None or "PALS" in name):
             continue
         found = recorded.find(changed)
@@ -111,7 +111,7 @@ def test_one_variable_less_or_worse_never_lets_a_refused_process_start(recording
     assert started == []
 
 
-# The variables of a whole family, as a process on another host had them: the shell from which the job was submitted.
+# The variables of a whole family, left over from a process on another host: the shell that submitted the job.
 DONORS = {
     "slurm": ("slurm", "b_srun_N2_1per.node02.1"),
     "slurm_two_a_node": ("slurm", "c3_srun_N2_2per_pmix.node02.3"),
@@ -125,13 +125,13 @@ DONORS = {
     "pals": ("documented", "pals_hidden.x3001c0s13b1n0.3"),
     "kubernetes": ("documented", "kubeflow_pytorchjob.mnist-worker-1.2"),
 }
-# Where nothing tells of a job, a whole family's variables can't be told from the real ones. Nor can those of jsrun in
-# a job of LSF whose hosts and slots they fit, nor those of Flux in an indexed Job, as the Flux Operator's pods are.
+# Where nothing shows a job, a whole family's variables look like real ones. So do those of jsrun in a job of LSF whose
+# hosts and slots they fit, and those of Flux in an indexed Job, such as the Flux Operator's pods.
 WITHOUT_EVIDENCE = (
     "pod_alone", "flux_instance", "flux_operator_shell", "flux_in_pbs_instance-script", "flux_in_pals_shell",
     "flux_in_slurm_shell", "indexed_job", "lsf_blaunch_slots", "mpijob_launcher",
 )  # fmt: skip
-# Flux's recordings come with the PBS around them; a container's service variables are no part of a job.
+# The recordings of Flux and PALS are of jobs of PBS, and have its variables too.
 ONLY = {"flux": re.compile("FLUX_"), "pals": re.compile("PALS_|PMI_")}
 
 
@@ -151,7 +151,7 @@ def test_another_familys_variables_never_give_another_world(family: str) -> None
         truth = recorded.detect(recording.environment)
         if recording.scenario in WITHOUT_EVIDENCE:
             continue
-        # The job's own variables are set anew when it starts: only what it doesn't set itself is left over.
+        # A job sets its own variables when it starts: only those that it doesn't set are left over.
         added = {**leaked, **recording.environment.variables}
         found = recorded.find(replace(recording.environment, variables=added))
         assert found is None or same_world(found, truth), (str(recording), found)
@@ -172,5 +172,5 @@ def test_no_environment_gives_a_traceback_takes_long_or_reaches_a_shell_or_termi
 
     wrong, ends, _ = fuzz.run(400, seed=7)
     assert wrong == []
-    # Neither all refused, nor all believed.
+    # Some are refused, and some are answered.
     assert min(ends["answered"], ends["refused"]) > 100

@@ -1,7 +1,7 @@
-"""The recordings of this project's own clusters: the place that their names tell, or a refusal, and no other world.
+"""The recordings of this project's own clusters: detection finds the place in the file's name, or refuses.
 
-A file is SCENARIO.HOST.RANK.env, and all files of a scenario are its world. Those with an expected.toml beside them are
-held to it as well (test_recordings.py); here nothing is expected but the truth.
+A file is SCENARIO.HOST.RANK.env, and all files of a scenario are its world. Folders with an expected.toml are compared
+with that too (test_recordings.py); here only the files' names count.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import pytest
 from muster.entrypoint import recording
 from tests.entrypoint import recorded
 
-# What one process can't know from its environment, and why it does no harm.
+# Scenarios that one process can't know from its environment: what it finds instead, and why that does no harm.
 BELIEVED = {
     # Hydra over ssh, host list node01,node02,node01: each process is told that it is alone on its node.
     "hydra_interleaved": "three nodes of one process each; two of them are one host",
@@ -21,7 +21,7 @@ BELIEVED = {
     # Slurm leaves the variables of a step in a job that was submitted inside it; here they fit this job's, too.
     "sbatch_in_task_of_same_shape": "task 0 of that step, which waits for task 1 in vain",
 }
-# Tasks of an array are jobs of their own, each a world.
+# Each task of an array is a job, and a world of its own.
 ARRAYS = ("array_script",)
 
 
@@ -67,7 +67,7 @@ def test_a_recorded_process_is_where_its_name_says_or_refused(process: Process) 
         assert found.world_size == sum(len(ranks) for ranks in process.ranks.values())
 
 
-# Launches that must work, not only do no harm.
+# Launches that must be found, and not refused.
 STARTED = {
     "hydra_agent", "hydra_in_salloc", "hydra_in_salloc_one_a_node", "hydra_in_salloc_ppn1", "hydra_in_sbatch",
     "hydra_master", "hydra_one_a_node", "hydra_one_host", "hydra_reversed", "intel_mpi_one_a_node",

@@ -1,4 +1,4 @@
-"""Schedulers: files that can't be seen, MUSTER_HOSTS, two schedulers at once, names of hosts."""
+"""Schedulers: files that can't be read, MUSTER_HOSTS, two schedulers at once, host names, unknown schedulers."""
 
 import re
 import shlex
@@ -232,20 +232,20 @@ def test_a_node_by_hand_needs_no_variables_of_a_scheduler(left: dict[str, str]) 
     assert found.rejected == (refusal.value.wrong,)
     assert detect(changed(node, MUSTER_NODE_RANK="1"), LaunchOptions(nnodes="2", master_addr="node00")).node_rank == 1
     assert detect(changed(node, MUSTER_HOSTS="node00,gpu7"), by_hand).hosts == ("node00", "gpu7")
-    # What was not told is the scheduler's to tell.
+    # Values that the user does not give have to come from the scheduler.
     with pytest.raises(MusterError, match=re.escape(refusal.value.wrong)):
         detect(node, LaunchOptions(node_rank=1))
 
 
 def test_a_node_rank_by_hand_is_not_that_of_several_tasks_on_a_node() -> None:
-    """srun --ntasks-per-node=2 muster run --nnodes 2 --node-rank $SLURM_NODEID: two took the place of each node."""
+    """srun --ntasks-per-node=2 muster run --nnodes 2 --node-rank $SLURM_NODEID: two would have each node rank."""
     task = recording.load(FOLDERS / "slurm" / "c_srun_N2_2per.node02.3.env")
     options = LaunchOptions(nnodes="2", node_rank=1, master_addr="node01")
     with pytest.raises(MusterError, match="--node-rank is for one process a node, and srun started 2") as refusal:
         detect(task, options)
     assert refusal.value.fix == "leave out --node-rank and --nproc-per-node: each task is a rank"
     assert detect(task, replace(options, node_rank=None)).rank == 3
-    # By $SLURM_PROCID each task is a node of its own; or trains by itself.
+    # With --node-rank $SLURM_PROCID each task is a node of its own; with --nnodes 1 it trains by itself.
     assert detect(task, replace(options, nnodes="4", node_rank=3)).num_nodes == 4
     assert detect(task, replace(options, nnodes="1", node_rank=0)).num_nodes == 1
 
@@ -290,7 +290,7 @@ OF_OPENMPI = dict(zip(mpi.OPENMPI, ("3", "4", "1", "2"), strict=True))
 def test_variables_that_a_script_copies_from_its_launcher_are_no_other_launchers(
     copied: dict[str, str], file: str, launcher: str
 ) -> None:
-    """Of srun bind.sh train ddp, whose script goes by Open MPI's names and sets them to $SLURM_PROCID and so on."""
+    """In srun bind.sh train ddp, the script uses Open MPI's names, and sets them to $SLURM_PROCID and so on."""
     found = detect(changed(recording.load(FOLDERS / f"{file}.env"), **copied))
     assert (found.launcher, found.rank, found.local_rank, found.ranks_per_node) == (launcher, 3, 1, (2, 2))
 
@@ -310,12 +310,12 @@ def test_processes_of_launchers_that_tell_a_rank_only_do_not_train_alone_each() 
             detect(env)
         assert re.search("_RANK=1|ALPS_APP_PE=1|HOROVOD_SIZE=2", refusal.value.seen)
         assert detect(env, LaunchOptions(nnodes="1")).num_nodes == 1
-    # A job submitted from a shell that srun has started by PMIx.
+    # As in a job that was submitted from a shell that srun had started with PMIx.
     assert detect(changed(PBS, **of_prterun)).num_nodes == 1
 
 
 def test_processes_of_prterun_in_a_job_do_not_train_alone_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As prterun of Open MPI 5.0.11 sets them; with the personality ompi it is mpirun."""
+    """The variables are those that prterun of Open MPI 5.0.11 sets; with the personality ompi it is mpirun."""
     of_prterun = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-node01-10332@1", "PRTE_LAUNCHED": "1"}
     of_mpirun = dict(zip(mpi.OPENMPI, ("1", "2", "1", "2"), strict=True))
     shell = changed(SLURM_SHELL, **of_prterun)
@@ -336,7 +336,7 @@ def test_processes_of_prterun_in_a_job_do_not_train_alone_each(monkeypatch: pyte
 
 @pytest.mark.parametrize("name", ["LSB_HOSTS", "LSF_PM_TASKID"])
 def test_a_task_of_blaunch_that_lost_its_job_does_not_train_alone(name: str) -> None:
-    """As in a container that got this variable alone, and by lsrun outside of any job."""
+    """As in a container that got only this variable, or in a task of lsrun outside any job."""
     with pytest.raises(MusterError, match="LSB_JOBID is missing"):
         detect(Environment({name: BLAUNCH[name]}, host="hosta"))
 
@@ -360,7 +360,7 @@ def test_a_shell_of_salloc_on_a_login_node_is_not_the_node_of_its_job() -> None:
     with pytest.raises(MusterError, match="slurm lists only node01, but this host is login1") as refused:
         detect(Environment(of_job, host="login1"))
     assert refused.value.fix.startswith("srun ")
-    # The batch script, where the node's own name is another one than Slurm's.
+    # The batch script on a node whose own name differs from Slurm's.
     assert detect(Environment({**of_job, "SLURMD_NODENAME": "node01"}, host="n1")).num_nodes == 1
 
 
@@ -394,7 +394,7 @@ def test_a_task_of_flux_names_its_job_as_the_source() -> None:
     ],
 )
 def test_attempts_of_lsf_are_counted_by_the_script(told: dict[str, str], attempt: int) -> None:
-    """They all have the same job id: only the attempt keeps their rendezvous apart."""
+    """They all have the same job id: only the attempt makes their rendezvous different."""
     job, _ = families.find_job(changed(LSF, **told))
     assert job
     assert job.attempt == attempt
@@ -408,7 +408,7 @@ def test_a_task_of_blaunch_that_is_not_this_hosts_is_refused(task: str) -> None:
 
 def test_the_launch_node_is_no_node_that_jsrun_leaves_out() -> None:
     task = recording.load(FOLDERS / "documented" / "lsf_jsrun_one_a_node.h36n18.1.env")
-    # Also where a slot a host leaves its number alone to tell it by.
+    # Also where each host has one slot: then only the number of hosts shows that there is a launch node.
     one_slot = {"LSB_HOSTS": "batch2 h36n03 h36n18", "LSB_MCPU_HOSTS": "batch2 1 h36n03 1 h36n18 1"}
     for found in (detect(task), detect(changed(task, **one_slot))):
         assert (found.node_rank, found.hosts) == (1, ("h36n03", "h36n18"))
@@ -425,7 +425,7 @@ def test_blaunch_with_several_slots_a_host_is_refused(slots: int) -> None:
 
 
 def test_tasks_of_torques_pbsdsh_are_told_from_its_job_script() -> None:
-    """Torque counts PBS_TASKNUM from 1, which is the job script, in plain digits."""
+    """Torque counts PBS_TASKNUM in decimal digits from 1, which is the job script."""
     of_torque = {"PBS_JOBID": "9.srv", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "/var/spool/torque/aux//9.srv"}
 
     def process(host: str, task: str, nodes: str) -> Environment:
@@ -443,7 +443,7 @@ def test_tasks_of_torques_pbsdsh_are_told_from_its_job_script() -> None:
 
 
 def test_a_variable_of_torque_that_a_site_sets_in_pbs_makes_no_torque() -> None:
-    """MetaCentrum's PBS_NUM_PPN. PBS counts tasks in hexadecimal digits, and all nodes see its file."""
+    """MetaCentrum sets PBS_NUM_PPN. PBS counts tasks in hexadecimal digits, and all nodes see its node file."""
     task = recording.load(FOLDERS / "pbs" / "pbs_scatter2x2_pbsdsh.pbsn2.task20000001.env")
     nodes = {"PBS_NODEFILE": "pbsn1\npbsn2\n"}
     found = detect(replace(changed(task, PBS_NUM_PPN="2", PBS_TASKNUM="2000000A"), files=nodes))
@@ -463,7 +463,7 @@ def test_gpus_of_grid_engine_are_counted() -> None:
 
 
 def test_a_job_of_grid_engine_on_one_host_needs_no_file_of_hosts() -> None:
-    """A container does not see the folder of the file, most often. A task of a larger job counts one host, too."""
+    """A container usually does not see the file's folder. In a task of a larger job, too, NHOSTS is 1."""
     script = recording.load(FOLDERS / "grid_engine_own" / "pe_one_host_script.node02.x.env")
     found = detect(replace(script, files={}))
     assert (found.hosts, found.mode, found.sources["hosts"]) == (("node02",), "agent", "NHOSTS=1")
@@ -531,7 +531,7 @@ def test_a_pod_of_volcano_without_its_env_plugin_is_told_by_its_name() -> None:
 
 
 def test_a_service_that_happens_to_be_called_pet_makes_no_job() -> None:
-    """Kubernetes tells all pods the addresses of the services there, in variables by their names."""
+    """Kubernetes gives all pods the addresses of their namespace's services, in variables named after these."""
     service = {"PET_CLINIC_SERVICE_HOST": "10.96.7.7", "PET_CLINIC_PORT": "tcp://10.96.7.7:80"}
     alone = recording.load(FOLDERS / "documented" / "pod_alone.notebook-0.x.env")
     assert detect(changed(alone, **service)).scheduler == "local"
@@ -540,7 +540,7 @@ def test_a_service_that_happens_to_be_called_pet_makes_no_job() -> None:
 
 
 def test_volcanos_tasks_may_have_any_names() -> None:
-    """Its plugin is told them: pytorch: ["--master=leader", "--worker=follower"]."""
+    """The manifest gives them to the plugin: pytorch: ["--master=leader", "--worker=follower"]."""
     for name, rank in (("master-0.0", 0), ("worker-0.1", 1), ("worker-1.2", 2)):
         pod = recording.load(FOLDERS / "documented" / f"volcano_pytorch.job-{name}.env")
         renamed = {"MASTER": "LEADER", "WORKER": "FOLLOWER"}
@@ -587,7 +587,7 @@ def test_a_users_own_mpi_host_makes_no_pod_the_master_of_volcanos_mpi_plugin(hos
 
 
 def test_the_pods_of_several_jobs_in_a_jobset_are_told_apart_by_their_own_node_rank() -> None:
-    """As of the label jobset.sigs.k8s.io/job-global-index: in each of the Jobs JOB_COMPLETION_INDEX begins at 0."""
+    """It comes from the label jobset.sigs.k8s.io/job-global-index: in each Job JOB_COMPLETION_INDEX begins at 0."""
     first = recording.load(FOLDERS / "documented" / "kubeflow_trainjob.train-node-0-0.0.env")
     second = replace(first, host="train-node-1-0")
     for host in ("train-node-1-0", "train-worker-0-0"):
@@ -607,7 +607,7 @@ def test_the_pods_of_several_jobs_in_a_jobset_are_told_apart_by_their_own_node_r
 
 def test_the_pods_of_a_leaderworkerset_meet_at_their_leader() -> None:
     worker = recording.load(FOLDERS / "documented" / "leader_worker_set.lws-0-1.1.env")
-    # Where pods are named by a hash, the leader's address alone is told.
+    # Where pods' names have a hash, only the leader's address is known.
     for pod in (worker, changed(replace(worker, host="lws-7f9c-1"), LWS_LEADER_ADDRESS="10.0.0.7")):
         found = detect(pod)
         met = address.meet(found, pod, LaunchOptions())
@@ -622,7 +622,7 @@ def test_the_pods_of_a_leaderworkerset_meet_at_their_leader() -> None:
 
 
 def test_a_pod_of_an_indexed_job_whose_author_tells_the_number_of_pods_has_its_place() -> None:
-    """By NNODES alone: WORLD_SIZE is torch's, and says nothing of pods."""
+    """Only NNODES gives it: WORLD_SIZE is torch's, and does not count pods."""
     pod = recording.load(FOLDERS / "documented" / "indexed_job.example-1.1.env")
     found = detect(changed(pod, NNODES="2", MASTER_ADDR="example-0.svc"))
     assert (found.scheduler, found.node_rank, found.hosts) == ("kubernetes", 1, ("example-0.svc", "example-1.svc"))
@@ -631,7 +631,7 @@ def test_a_pod_of_an_indexed_job_whose_author_tells_the_number_of_pods_has_its_p
 
 
 def test_the_pods_of_ucloud_are_told_their_number_beside_volcanos_index() -> None:
-    """Each job there is told Volcano's index, those of one pod too."""
+    """Each job there gets Volcano's index, even a job of one pod."""
     alone = recording.load(FOLDERS / "documented" / "pod_alone.notebook-0.x.env")
     for rank, num_pods in ((0, 1), (0, 2), (1, 2)):
         of_volcano = {"VC_TASK_INDEX": str(rank), "VK_TASK_INDEX": str(rank), "VC_JOB_NUM": str(num_pods)}
@@ -662,7 +662,7 @@ def test_an_elastic_job_without_a_range_gives_its_pods_no_ranks_either() -> None
     "told", [{"WORLD_SIZE": "8"}, {"RANK": "1"}, {"NNODES": "1", "WORLD_SIZE": "8"}, {"PET_NNODES": ""}]
 )
 def test_a_pod_whose_variables_disagree_takes_what_the_refusal_asks_for(told: dict[str, str]) -> None:
-    """As where the author of a manifest told the number of processes, and nothing else."""
+    """As where the author of a manifest gives the number of processes, and nothing else."""
     pod = changed(recording.load(FOLDERS / "documented" / "pod_alone.notebook-0.x.env"), **told)
     with pytest.raises(MusterError) as refusal:
         detect(pod)
@@ -688,12 +688,12 @@ def test_ranks_of_a_launcher_inside_a_pod_are_no_pods(pod: str, local_rank: str,
 @pytest.mark.parametrize("size", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
 @pytest.mark.parametrize("job", [PBS, SLURM], ids=["script of one node", "task on each node"])
 def test_ranks_of_a_launcher_inside_a_job_do_not_start_a_world_each(job: Environment, size: str) -> None:
-    """As `deepspeed` or Ray start them: each would be the agent of its node, and start as many again."""
+    """As `deepspeed` or Ray start them: each would become its node's agent, and start as many ranks again."""
     with pytest.raises(MusterError, match="a launcher inside this job"):
         detect(changed(job, RANK="3", WORLD_SIZE="4", LOCAL_RANK="3", **{size: "4"}))
-    # What users set for scripts of their own.
+    # Variables that users set for their own scripts.
     assert detect(changed(job, RANK="0", WORLD_SIZE="4", LOCAL_RANK="0")).mode == "agent"
-    # Of a script that exports them all: docker run -e LOCAL_RANK=$LOCAL_RANK
+    # As from a script that passes them all, even where they are not set: docker run -e LOCAL_RANK=$LOCAL_RANK
     assert detect(changed(job, RANK="", WORLD_SIZE="", LOCAL_RANK="", **{size: ""})).mode == "agent"
     assert detect(changed(job, **{size: "4"})).mode == "agent"
 
@@ -840,7 +840,7 @@ def test_the_nodes_in_the_file_of_an_unknown_scheduler_do_not_train_alone_each(
     with pytest.raises(MusterError, match="nothing shows which of them this is"):
         detect(Environment(variables, "node02", {name: several}))
     assert detect(Environment(variables, "node02", {name: one})).num_nodes == 1
-    # As in a container that was not shown the file: what the refusal says does lead on.
+    # As in a container that does not see the file: the advice in the refusal works.
     with pytest.raises(MusterError, match="can't be read here") as refusal:
         detect(Environment(variables, "node02"))
     assert f"${name}" in refusal.value.fix
@@ -903,7 +903,7 @@ def test_several_tasks_of_one_process_are_told_a_way_out_that_is_taken() -> None
         # Open MPI 5, and a Hydra of another name.
         ("mpirun", "ompi_info", "--map-by ppr:1:node --bind-to none"),
         ("mpirun", "mpichversion", "-ppn 1"),
-        # Both may be in /usr/bin.
+        # /usr/bin may have programs of both.
         ("mpiexec.mpich", "ompi_info", "-ppn 1"),
     ],
 )
@@ -937,7 +937,7 @@ def test_the_launch_line_of_cray_pals_leaves_a_task_all_cores(tmp_path: Path) ->
 def test_the_first_of_lsfs_hosts_is_the_launch_node_of_jsrun_only_where_there_is_one(
     tmp_path: Path, program: str
 ) -> None:
-    """LSF fills its hosts one after the other: of eight slots one may be left on the first."""
+    """LSF fills its hosts one after the other: the first may have one slot, and the second the other seven."""
     (tmp_path / program).touch(0o755)
     job = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "hosta 1 hostb 7", "PATH": str(tmp_path)}
     with pytest.raises(MusterError) as refusal:

@@ -1,4 +1,4 @@
-"""Steps of Slurm whose variables were changed: what must be noticed, and what must not."""
+"""Slurm steps with changed variables: contradictions, which have to be refused, and variants, which have to work."""
 
 import shlex
 import subprocess
@@ -44,11 +44,11 @@ def test_a_host_name_that_slurm_does_not_know_is_no_error() -> None:
 
 
 def test_a_shell_by_ssh_on_a_node_of_a_job_is_told_the_way_in() -> None:
-    """By pam_slurm_adopt it has the job's id, and nothing else."""
+    """pam_slurm_adopt gives it the job's id, and nothing else."""
     with pytest.raises(MusterError, match="entered the job by ssh") as refusal:
         detect(Environment({"SLURM_JOB_ID": "9", "HOME": "/root"}, host="node01"))
     assert "srun --jobid=9 --overlap" in refusal.value.fix
-    # Sites set this one for all users.
+    # Some sites set SLURM_CONF for all users.
     with pytest.raises(MusterError, match="entered the job by ssh"):
         detect(Environment({"SLURM_JOB_ID": "9", "SLURM_CONF": "/etc/slurm/slurm.conf"}, host="node01"))
     with pytest.raises(MusterError, match="SLURM_JOB_NODELIST is missing") as refusal:
@@ -76,13 +76,13 @@ def test_a_shell_by_ssh_goes_by_the_users_list_of_hosts(engine: str | None) -> N
         ("1(x2)", " --cpus-per-task=8 ", {"SLURM_NTASKS": "2"}),
         ("4,1", " ", {"SLURM_NTASKS": "5"}),
         ("node", " ", {"SLURM_NTASKS": "2"}),
-        ("4(x2)", " ", {}),  # nobody has asked for tasks: the count may be of hardware threads that may not be used
+        ("4(x2)", " ", {}),  # no tasks were asked for: this may count hardware threads that can't be used
     ],
 )
 def test_one_task_a_node_is_given_the_cores_of_all_tasks_of_the_job(
     tasks: str, words: str, asked: dict[str, str]
 ) -> None:
-    """It takes those of one of them: seen with SRUN_CPUS_PER_TASK in 22.05; from 23.11 on without, by its man page."""
+    """By itself it gets those of one task: seen in 22.05 with SRUN_CPUS_PER_TASK; since 23.11 without it (man page)."""
     script = recording.load(FOLDER / "a_sbatch_N2.node01.0.env")
     told = {"SLURM_CPUS_PER_TASK": "8", "SLURM_TASKS_PER_NODE": tasks, **asked}
     with pytest.raises(MusterError) as refusal:
@@ -127,7 +127,7 @@ def test_the_second_task_of_a_node_that_lost_the_steps_number_does_not_train_alo
 
 
 def test_a_step_that_keeps_the_jobs_variables_is_told_why_it_is_refused() -> None:
-    """As srun --preserve-env -N2 -n2 gives them in a job of -N2 --ntasks-per-node=2."""
+    """As in a step by srun --preserve-env -N2 -n2 in a job of -N2 --ntasks-per-node=2."""
     with pytest.raises(MusterError, match="SLURM_STEP_ variables") as refusal:
         detect(step(SLURM_TASKS_PER_NODE="2(x2)"))
     assert "--preserve-env" in refusal.value.fix
@@ -189,7 +189,7 @@ def test_steps_of_a_loop_over_the_nodes_do_not_train_alone_each(told: dict[str, 
     assert detect(step(**told)).num_nodes == 2
     # A job's script may tell the number of its nodes to all, and start a step on some.
     assert detect(replace(alone, variables={**alone, "NNODES": "2"})).num_nodes == 1
-    # What is meant to be one process, as to export a model, is no world of one by mistake.
+    # A command for one process, such as the export of a model, is alone on purpose.
     single = resolve.resolve(
         replace(alone, variables={**alone, **told}), LaunchOptions(), ["train", "export"], is_single=True
     )
@@ -231,12 +231,12 @@ def test_a_job_that_was_submitted_in_a_heterogeneous_one_has_none_of_its_groups(
 @pytest.mark.process
 @pytest.mark.parametrize(("how", "code"), [("-ic", 2), ("-c", 0)], ids=["typed", "in a script"])
 def test_what_is_typed_in_the_shell_of_one_task_does_not_wait_for_the_others(how: str, code: int) -> None:
-    """Of `srun -n2 --pty bash` the second shell has no terminal, and ends; a script runs in both tasks."""
+    """In `srun -n2 --pty bash` the second shell has no terminal, and ends; a script runs in both tasks."""
     job = {"JOB_ID": "9", "JOB_NODELIST": "node01", "JOB_NUM_NODES": "1", "PTY_PORT": "33841"}
     step = {"STEP_ID": "0", "STEP_NODELIST": "node01", "STEP_NUM_NODES": "1", "STEP_NUM_TASKS": "2"}
     place = {"STEP_TASKS_PER_NODE": "2", "NODEID": "0", "PROCID": "0", "LOCALID": "0"}
     env = clean_environment() | {f"SLURM_{name}": value for name, value in {**job, **step, **place}.items()}
-    # The command that is the last word takes its shell's place.
+    # Without `exit`, bash would replace itself by its last command, and there would be no shell.
     shell = shlex.join(["bash", "--norc", how, f"{COMMANDS / 'muster'} detect; exit $?"])
     done = subprocess.run(["script", "-qec", shell, "/dev/null"], env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == code, done.stdout

@@ -31,7 +31,7 @@ def slurm(nodes: int) -> Environment:
 
 
 def heterogeneous_slurm(nodes: int) -> Environment:
-    """Of two groups: a node, and all others."""
+    """A job of two groups: one node, and all others."""
     groups = {"0": names(nodes)[0], "1": f"node[00001-{nodes - 1:05}]"}
     lists = {f"SLURM_JOB_NODELIST_HET_GROUP_{group}": listed for group, listed in groups.items()}
     env = slurm(nodes)
@@ -50,7 +50,7 @@ def hydra(nodes: int) -> Environment:
 
 
 def calls(make: Callable[[int], Environment], nodes: int) -> int:
-    """How many functions a process that detects once calls, those of Python itself too."""
+    """The number of function calls in a process's first detection; Python's own functions count too."""
     env, number = make(nodes), 0
 
     def count(frame: object, event: str, argument: object) -> None:

@@ -1,4 +1,4 @@
-"""The container that a process is in, and a job's traces in it: never a silent world of one."""
+"""The container that a process is in, and a job's traces there: no process of a job may silently train alone."""
 
 import os
 import subprocess
@@ -215,7 +215,7 @@ def test_a_process_from_which_sudo_took_the_jobs_variables_is_not_silently_alone
     leave_traces(names, cgroup)
     assert "is slurm's" in notes()
     assert notes(nnodes="1") == ""
-    # The mounts of a host are those of all its jobs.
+    # Outside of containers, a mount may belong to any job of the host.
     leave_traces(["bash"], SESSION, MOUNTS + NODE_FILE)
     assert notes() == ""
 
@@ -274,7 +274,7 @@ def test_a_file_that_is_hidden_names_the_option_of_this_container() -> None:
 def test_a_file_that_is_no_list_of_hosts_is_not_read(tmp_path: Path) -> None:
     enormous = tmp_path / "file"
     with enormous.open("wb") as file:
-        file.truncate(1 << 40)  # it takes no room
+        file.truncate(1 << 40)  # a sparse file
     for path in (enormous, Path("/dev/zero")):
         with pytest.raises(MusterError, match="PBS_NODEFILE"):
             Reader(Environment({"PBS_NODEFILE": str(path)}, is_live=True), "x").text_file("PBS_NODEFILE")
@@ -293,7 +293,7 @@ def test_some_of_the_variables_name_the_option_as_well(engine: str, way: str) ->
 
 
 def test_a_process_below_a_scheduler_is_refused_for_real(tmp_path: Path) -> None:
-    # A shell script has its own name in /proc: this one takes the place of Slurm's.
+    # In /proc a shell script has its own name: this one stands in for Slurm's program.
     step = tmp_path / "slurmstepd"
     step.write_text('#!/bin/sh\n"$@"\nexit $?\n')
     step.chmod(0o755)
