@@ -1,6 +1,6 @@
-"""A driver older than the torch that is here: bridged, or refused in three lines; never a silent run on the CPU.
+"""A driver older than the installed torch: forward compatibility is used, or the launch refused in three lines.
 
-The libraries are stand-ins, compiled here: how the real ones answer on real GPUs is not shown by these tests.
+No training may silently run on the CPU. The libraries are stand-ins, compiled here: real ones may answer otherwise.
 """
 
 import subprocess
@@ -51,7 +51,7 @@ def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def made(folder: Path, torch: str = "2.15.0+cu132", cuda: str | None = "13.2", module: str = "") -> Path:
-    """`folder` with such a torch; `module` is what the kernel's driver says of itself."""
+    """Writes the version files of such a torch and, with the text `module`, of a driver to `folder`; returns it."""
     (folder / "version.py").write_text(f"__version__ = '{torch}'\ndebug = False\ncuda: Optional[str] = {cuda!r}\n")
     (folder / "module").write_text(module)
     return folder
@@ -60,7 +60,7 @@ def made(folder: Path, torch: str = "2.15.0+cu132", cuda: str | None = "13.2", m
 def checked(
     monkeypatch: pytest.MonkeyPatch, cuda: driver.Version | str, program: Program = TRAINER, **variables: str
 ) -> Additions:
-    """The check where the driver's library answers `cuda`: no other can be loaded into the process of the tests."""
+    """The check of a simulated driver that supports `cuda`, or has this problem: only one libcuda can be loaded."""
     version = driver.find().version
     found = Driver(version, None, cuda) if isinstance(cuda, str) else Driver(version, cuda)
     monkeypatch.setattr(driver, "find", lambda: found)
@@ -297,7 +297,7 @@ def test_the_program_loads_the_forward_compatibility(tmp_path: Path, old: dict[s
     folder = standins.libcuda(tmp_path / "local" / "cuda" / "compat", NEW).parent
     made(tmp_path)
     (tmp_path / "mine.py").write_text(SHOW)
-    # The whole command, only with other places to look: /usr/local is not this test's to change.
+    # The whole command, but with other folders to search, as a test must not change /usr/local.
     code = f"""
 import sys
 from pathlib import Path

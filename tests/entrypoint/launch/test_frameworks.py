@@ -1,4 +1,4 @@
-"""Other starters than torchrun's agent, and other frameworks than torch: whole argv and variables."""
+"""Other frameworks than torch, --spawn, and elastic launches: whole argv and variables."""
 
 import argparse
 import json
@@ -65,7 +65,7 @@ def test_tensorflow_needs_the_names_of_the_hosts() -> None:
     with pytest.raises(MusterError, match="names of all hosts") as refusal:
         frameworks.tensorflow(allocation, meeting, 61001)
     assert "MUSTER_HOSTS=" in refusal.value.fix
-    # As where it is set, and names fewer.
+    # It may be set already, with fewer hosts.
     assert "all 2 of them" in refusal.value.fix
 
 

@@ -1,4 +1,4 @@
-"""HOME, USER and TMPDIR for a container that has none, and what starts before a command that is process 1."""
+"""HOME, USER and TMPDIR for a container that has none, and tini for a command that is process 1."""
 
 import os
 import pwd
@@ -37,7 +37,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This user has no line in /etc/passwd."""
+    """Simulates that this user has no line in /etc/passwd."""
 
     def nobody(uid: int) -> pwd.struct_passwd:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
@@ -63,7 +63,7 @@ def test_home_and_name_for_a_user_without_an_entry(temporary: Path, unknown: Non
     assert not home.exists()
     folder.make()
     assert home.stat().st_mode & 0o7777 == 0o700
-    # The next process finds it, and takes it.
+    # The next process finds the folder, and uses it.
     assert find(inside(HOME="/")).folders == (folder,)
     folder.make()
 
@@ -84,7 +84,7 @@ def test_a_folder_is_found_again_in_a_project_folder_whose_group_it_inherits(tmp
     assert (tmp_path / "home").stat().st_mode & 0o7777 == 0o2700
 
 
-# A name that is too long is refused as is one that this user may not look at.
+# The system refuses a name that is too long, as it refuses a path that this user may not enter.
 @pytest.mark.parametrize("home", ["/nonexistent", "/etc/passwd", "", "/" + "a" * 300])
 def test_a_home_that_cannot_be_written_to(temporary: Path, unknown: None, home: str) -> None:
     found = find(inside(HOME=home, USER="me"))
@@ -138,7 +138,7 @@ def test_without_a_temporary_folder_it_is_shared_memory(
     found = find(inside(HOME="/", USER="me"))
     assert found.variables == {"TMPDIR": str(tmp_path), "HOME": str(tmp_path / f"muster-home-{UID}")}
     assert "--tmpfs /tmp" in found.notes[0]
-    # A folder of the user's that works is all that is needed.
+    # A folder of the user's that works is enough.
     (tmp_path / "own").mkdir()
     assert "TMPDIR" not in find(inside(HOME="/", TMPDIR=str(tmp_path / "own"))).variables
 
@@ -247,7 +247,7 @@ def test_without_tini_a_line_says_so(tmp_path: Path) -> None:
     require_unshare(*FIRST)
     script = tmp_path / "ends.py"
     script.write_text("import os\nprint('ready', os.getpid())\n")
-    # mount is what unshare calls; tini is in neither of these folders.
+    # tini is in neither of these folders.
     process = first_of_its_container(script, {"PATH": f"{tmp_path}:{Path(sys.executable).parent}"})
     try:
         out, said = process.communicate(timeout=240)
@@ -263,7 +263,7 @@ def test_tini_starts_the_command_only_for_process_1(tmp_path: Path, monkeypatch:
     (tmp_path / "tini").write_text("#!/bin/sh\n")
     (tmp_path / "tini").chmod(0o755)
     execd: list[list[str]] = []
-    # What cannot be run here: the exec would end this test.
+    # A real exec would end this test.
     monkeypatch.setattr(os, "execvpe", lambda file, argv, env: execd.append(argv))
     env = inside(PATH=str(tmp_path))
     for pid in (2, 1):

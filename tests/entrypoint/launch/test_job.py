@@ -1,4 +1,4 @@
-"""What a job script leaves to the launch: the run's name, how later attempts go on, the job's end, the last attempt."""
+"""What the launch does for a job script: it names the run, resumes it in later attempts, and knows the job's end."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ def planned(env: Environment, *words: str) -> Launch:
 
 
 def added(launch: Launch, *words: str) -> list[str]:
-    """What follows `words`, those of the user."""
+    """The words that the launch adds after `words`, those of the user."""
     argv = list(launch.argv)
     return argv[argv.index("ddp") + 1 + len(words) :]
 
@@ -150,7 +150,7 @@ def test_what_is_no_number_is_refused(name: str, text: str) -> None:
     with pytest.raises(MusterError) as refusal:
         planned(recorded(TASKS["lsf"], **{name: text}))
     assert (refusal.value.code, refusal.value.seen) == (2, f"{name}={text}")
-    # It is read at the end of every launch.
+    # Also without a job, as the variables are read at the end of every launch.
     with pytest.raises(MusterError) as refusal:
         planned(Environment({"MUSTER_MAX_REQUEUES": "10", name: text}))
     assert (refusal.value.code, refusal.value.seen) == (2, f"{name}={text}")

@@ -1,4 +1,4 @@
-"""Allocation -> whole argv and variables, for each mode."""
+"""The whole argv and variables that a launch makes of an allocation, for each mode."""
 
 import os
 import re
@@ -82,7 +82,7 @@ train()
 
 
 def test_a_warning_that_comes_before_the_agent_is_there_waits_for_it(tmp_path: Path) -> None:
-    """The scheduler's early signals end a process that does not expect them."""
+    """The scheduler's early signals end a process that has no handler for them."""
     argv = [sys.executable, "-c", EXECS]
     done = subprocess.run(argv, cwd=tmp_path, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=240)
     assert done.stdout.split() == ["True"], done.stderr
@@ -128,7 +128,7 @@ def test_a_job_that_a_rank_submits_goes_by_its_own_variables() -> None:
 
 
 def test_a_rank_that_starts_another_program_is_still_of_its_world() -> None:
-    """As in a container that got no variable of the scheduler's: alone it would be a world of its own."""
+    """As in a container that got no variable of the scheduler: the rank would train in a world of its own."""
     rank = planned(recorded("c_srun_N2_2per.node02.3"), LaunchOptions()).additions.variables
     with pytest.raises(MusterError, match="nothing shows which of them this is"):
         start.find(Environment(dict(rank), host="node02"), LaunchOptions(), ["train", "ddp"])
@@ -149,14 +149,14 @@ SCRIPT = Program("script", ("a.py",))
 def test_a_rank_without_an_agent_is_torchruns_to_a_script(
     recording: str | None, program: Program, is_set: bool
 ) -> None:
-    """So Lightning compares its number of processes with WORLD_SIZE, and waits for none that nobody starts."""
+    """With this variable Lightning compares its number of processes with WORLD_SIZE, and does not wait for others."""
     options = LaunchOptions(nproc_per_node=None if recording else "1")
     found = planned(recorded(recording) if recording else Environment({}, host="laptop"), options, program)
     assert ("TORCHELASTIC_RUN_ID" in found.additions.variables) == is_set
 
 
 def test_a_script_that_is_one_rank_may_start_a_training() -> None:
-    """As one that looks for the best learning rate."""
+    """As one that searches for the best learning rate."""
     alone = LaunchOptions(nproc_per_node="1")
     env = Environment(planned(Environment({}, host="laptop"), alone, SCRIPT).environment({}), host="laptop")
     for options, program in (LaunchOptions(nproc_per_node="2"), TRAINER), (alone, TRAINER), (alone, SCRIPT):
@@ -255,7 +255,7 @@ def test_by_hand_without_an_address_is_refused() -> None:
 def test_the_users_program_in_torchruns_words(program: Program, words: list[str]) -> None:
     found = planned(Environment({}, host="laptop"), program=program)
     assert list(found.argv[13:]) == words
-    # Its own folder stays on its module path.
+    # The program's own folder stays on its module path.
     assert "PYTHONSAFEPATH" not in found.additions.variables
 
 
@@ -346,7 +346,7 @@ def test_who_gives_a_script_of_accelerate_its_option_of_cpus_is_not_told_of_them
     found = planned(Environment({}, host="laptop"), LaunchOptions(nproc_per_node="2"), program)
     told = [note for note in found.additions.notes if "ACCELERATE_USE_CPU" in note]
     assert bool(told) == is_told
-    assert all("since 1.13" in note for note in told)  # with older ones they train together
+    assert all("since 1.13" in note for note in told)  # with older versions of Accelerate the ranks train together
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_who_gives_a_script_of_accelerate_its_option_of_cpus_is_not_told_of_them
     [
         (True, "b_srun_N2_1per.node01.0", True),
         (True, "c_srun_N2_2per.node01.0", False),  # MPI may have started each task
-        (False, "b_srun_N2_1per.node01.0", False),  # the script's own way without MPI is taken
+        (False, "b_srun_N2_1per.node01.0", False),  # the script then runs without MPI
     ],
 )
 def test_a_script_that_asks_mpi_for_its_rank_is_told_that_each_is_a_world_of_one(
@@ -387,7 +387,7 @@ def test_what_the_user_set_stays_and_a_line_says_so() -> None:
     ],
 )
 def test_threads_that_pbs_sets_are_no_wish_of_the_user(name: str, threads: str, taken: str) -> None:
-    """PBS gives each process of a chunk the number of all its cores."""
+    """PBS sets OMP_NUM_THREADS in each process of a chunk to the number of all the chunk's cores."""
     env = recording.load(FOLDER.parent / f"{name}.env")
     found = planned(replace(env, variables={**env, "NCPUS": threads, "OMP_NUM_THREADS": threads}))
     assert found.additions.variables["OMP_NUM_THREADS"] == taken
@@ -434,7 +434,7 @@ def test_the_agent_of_another_launch_is_not_missed() -> None:
     env = recorded("b_srun_N2_1per.node02.1", MUSTER_LAUNCH=".1234", MUSTER_COMMAND="train ddp")
     found = planned(env)
     assert "MUSTER_LAUNCH" not in found.environment(env)
-    # Nor is an own script, which a rank of ours starts, taken for one of ours.
+    # Nor is a user's script that one of our ranks starts taken for a program of ours.
     another = planned(env, program=Program("script", ("a.py",)))
     assert "MUSTER_COMMAND" not in another.environment(env)
 
@@ -574,7 +574,7 @@ def test_an_address_that_is_none(value: str) -> None:
 @pytest.mark.parametrize("task", ["node01.0", "node02.1"])
 @pytest.mark.parametrize("value", ["localhost", "127.0.0.1", "::1", "0.0.0.0", "::"])
 def test_an_address_that_is_each_node_itself_is_refused_in_a_job(task: str, value: str) -> None:
-    """As left over from a shell that trained on its own machine: the nodes would wait for each other."""
+    """As left over in a shell from a training on one machine: the nodes would wait for each other."""
     with pytest.raises(MusterError, match="means each node itself") as refusal:
         planned(recorded(f"b_srun_N2_1per.{task}", MASTER_ADDR=value))
     assert refusal.value.fix == "unset MASTER_ADDR"

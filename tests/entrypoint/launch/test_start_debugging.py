@@ -1,4 +1,4 @@
-"""`--debug-distributed`: what it sets, what it leaves, and that trainings go on with it."""
+"""`--debug-distributed`: the variables that it sets, those of the user that it keeps, and trainings with it."""
 
 import os
 import subprocess
@@ -59,7 +59,7 @@ def test_dry_run_shows_it_and_makes_nothing(command: Run, tmp_path: Path, name: 
 @pytest.mark.process
 @pytest.mark.parametrize(("strategy", "given"), [("ddp", "DETAIL"), pytest.param("fsdp", "", marks=pytest.mark.full)])
 def test_trainings_go_on(command: Run, tmp_path: Path, strategy: str, given: str) -> None:
-    """Over gloo also where the user asks for what makes DistributedDataParallel crash."""
+    """Over gloo even where the user sets DETAIL, with which DistributedDataParallel would crash."""
     small = ["--data=synthetic", "--num-samples=16", "--batch-size=4", "--image-size=8", "--max-steps=2"]
     env = {"OMP_NUM_THREADS": "1"} | ({"TORCH_DISTRIBUTED_DEBUG": given} if given else {})
     answer = command("train", strategy, *small, "--debug-distributed", cwd=tmp_path, env=env, timeout=240)

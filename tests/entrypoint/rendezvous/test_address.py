@@ -1,4 +1,4 @@
-"""Where ranks meet: what each says of itself where no list names the hosts, addresses, and ports."""
+"""Where ranks meet: addresses and ports, and how each describes itself to the others where no list names the hosts."""
 
 import socket
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.entrypoint.recorded import FOLDERS, detect
 
 @pytest.fixture
 def peers_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Environment, LaunchOptions], Peers]:
-    """What a process of `env` would meet the others as; nobody is waited for."""
+    """Finds the `Peers` by which a process of `env` would meet the others; it does not wait for them."""
 
     def find(env: Environment, options: LaunchOptions) -> Peers:
         asked: list[Peers] = []
@@ -54,14 +54,14 @@ def test_a_rank_of_its_own_meets_as_a_rank_and_an_agent_as_a_node(peers_of: Call
     assert world_of(rank) == "2 nodes x 2 ranks"
     agent = peers_of(hydra(1, 2, 0, 1), LaunchOptions(nproc_per_node="4"))
     assert (agent.number, agent.size) == (1, 2)
-    # What torchrun starts may differ from node to node.
+    # The number of ranks that torchrun starts may differ from node to node.
     assert world_of(agent) == "2 nodes, a process on each"
 
 
 def test_a_process_of_mpirun_without_a_job_is_told_of_the_variables_that_mpirun_left_behind(
     peers_of: Callable[..., Peers],
 ) -> None:
-    """By ssh, to the second node of a job of PBS."""
+    """mpirun has started it by ssh, on the second node of a PBS job."""
     folder = FOLDERS / "pbs"
     rank = recording.load(next(folder.glob("pbs_mpi_ompi-tmrsh.rank2.*")))
     alone = {name: value for name, value in rank.items() if not name.startswith("PBS_")}
@@ -84,7 +84,7 @@ def test_launches_of_one_job_are_told_apart_where_their_launcher_has_a_name_for_
 
 
 def test_the_address_at_which_all_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the interface that is named, of the default route, of the first that is up: docker's idle bridge is not."""
+    """That of the named interface, else of the default route, else of the first that is up: docker's bridge is not."""
 
     def address(text: str, family: int = socket.AF_INET) -> object:
         return SimpleNamespace(family=family, address=text)
@@ -104,7 +104,7 @@ def test_the_address_at_which_all_meet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_master_need_not_resolve_the_names_of_the_others() -> None:
-    """They only tell which way the others come in by."""
+    """The names only show the interface that leads to the others."""
     own = socket.gethostname()
     env = Environment({"MUSTER_HOSTS": f"{own},no-such-host.invalid"}, host=own, is_live=True)
     meeting = rendezvous.meet(detect(env), env, LaunchOptions())
@@ -112,7 +112,7 @@ def test_the_master_need_not_resolve_the_names_of_the_others() -> None:
 
 
 def test_the_master_of_several_nodes_has_an_address_towards_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the others only the next one is asked for: a job has thousands."""
+    """Only the next node's name is resolved: a job may have thousands of nodes."""
     known = {"a": "10.0.0.1", "b": "10.0.0.2"}
     towards: list[tuple[str, ...]] = []
 
@@ -132,7 +132,7 @@ def test_the_master_of_several_nodes_has_an_address_towards_the_next_one(monkeyp
 
 
 def test_pods_that_a_list_names_need_no_shared_folder() -> None:
-    """Volcano's, without its PyTorch plugin: no MASTER_ADDR and no MASTER_PORT."""
+    """Volcano's pods, which without its PyTorch plugin have no MASTER_ADDR and no MASTER_PORT."""
     meetings = []
     for pod in (0, 1):
         env = recording.load(FOLDERS / "documented" / f"volcano_workers.job-worker-{pod}.{pod}.env")
@@ -187,7 +187,7 @@ def test_an_address_of_another_node_than_the_first_is_refused(address: str) -> N
     assert caught.value.fix == "unset MASTER_ADDR"
     with pytest.raises(MusterError, match="is not node01, the first node"):
         rendezvous.meet(detect(env), env, LaunchOptions(master_addr=address))
-    # Who numbers the nodes by hand knows which one is the first.
+    # A user who numbers the nodes by hand knows which one is the first.
     by_hand = LaunchOptions(nnodes="3", node_rank=1)
     assert rendezvous.meet(detect(env, by_hand), env, by_hand).master_addr == address
 

@@ -1,4 +1,4 @@
-"""Ranks that know of each other only a folder."""
+"""The rendezvous of ranks that know nothing of each other but a shared folder."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def peers(
 
 
 def place(node: int, local: int, size: int, tasks: int = 1, host: int | None = None) -> Participant:
-    """The process `local` of `tasks` on a host that takes itself for `node`, and is."""
+    """The process `local` of `tasks`; its host takes itself for node `node`, and is node `host` (default: `node`)."""
     name = f"node{(node if host is None else host) + 1:02}"
     return Participant(name, f"{name} of a machine", node, local, tasks, f"{size // tasks} nodes x {tasks} ranks")
 
@@ -111,12 +111,12 @@ def test_an_odd_result_is_no_result(tmp_path: Path, result: str) -> None:
 def test_who_is_missing_is_named(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         host = pool.submit(meet, peers(tmp_path, 0, timeout_s=1.5))
-        # It would wait longer by itself, so that what it answers is what it heard.
+        # By itself it would wait longer: so its error is the one that number 0 has sent.
         guest = pool.submit(meet, peers(tmp_path, 1, timeout_s=30))
         with pytest.raises(MusterError, match=r"2 of 3 came within 2 s; number 2 did not") as late:
             host.result()
         assert late.value.code == 1
-        # The one that came hears it too.
+        # The participant that came gets the same error.
         assert str(guest.exception()) == str(late.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -126,7 +126,7 @@ def test_a_missing_host_is_named(tmp_path: Path) -> None:
         meet(peers(tmp_path, 1, timeout_s=0.3))
 
 
-# What another user can do to a folder in which all may write, and what a user may have done to his own.
+# What another user can put into a folder in which all may write, and what users may have in their own.
 
 
 def foreign(path: Path) -> None:
@@ -170,7 +170,7 @@ def device(path: Path) -> None:
 
 def enormous(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(1 << 30)  # it takes no room
+        file.truncate(1 << 30)  # a sparse file
 
 
 def of_another_user(path: Path) -> None:
@@ -182,7 +182,7 @@ def of_another_user(path: Path) -> None:
 
 
 def hard_link(path: Path) -> None:
-    """To a file that everybody may write, of another user."""
+    """A hard link to another user's file, which everybody may write."""
     of_another_user(target := path.parent.with_name("of-another-user"))
     path.hardlink_to(target)
 
@@ -207,13 +207,13 @@ def test_a_planted_folder_is_refused_at_once(tmp_path: Path, plant: Callable[[Pa
     "plant", [linked, dangling, os.mkfifo, listening, device, enormous, of_another_user, hard_link]
 )
 def test_what_is_no_file_is_not_read(tmp_path: Path, plant: Callable[[Path], object]) -> None:
-    """A FIFO would hold who opens it, a device or a large file who reads it."""
+    """To open a FIFO, or to read a device or a large file, would block a process."""
     path = peers(tmp_path, 0).path
     path.mkdir(0o700)
     plant(path / "host")
     with ThreadPoolExecutor(2) as pool:
         others = [pool.submit(meet, peers(tmp_path, number)) for number in (1, 2)]
-        time.sleep(0.3)  # in which the others have read what is there
+        time.sleep(0.3)  # time in which the others have read what is there
         assert not any(one.done() for one in others)
         assert not list(path.glob("000*")), "somebody has answered what another user planted"
         port = meet(peers(tmp_path, 0))[1]
@@ -221,7 +221,7 @@ def test_what_is_no_file_is_not_read(tmp_path: Path, plant: Callable[[Path], obj
 
 
 def test_nothing_listens_while_the_ranks_meet(tmp_path: Path) -> None:
-    """So no connection of a stranger's can hold them up."""
+    """So no stranger's connection can delay them."""
     with ThreadPoolExecutor(1) as pool:
         host = pool.submit(meet, peers(tmp_path, 0, timeout_s=1.5))
         line = wait_for("the file", lambda: whole_host(tmp_path), 120)
@@ -231,7 +231,7 @@ def test_nothing_listens_while_the_ranks_meet(tmp_path: Path) -> None:
 
 
 def whole_host(folder: Path) -> dict[str, int] | None:
-    """What participant 0 has written, once it is whole."""
+    """The content of participant 0's file; None until it is complete."""
     path = peers(folder, 0).path / "host"
     text = path.read_text() if path.exists() else ""
     return json.loads(text) if text.endswith("\n") else None
@@ -277,7 +277,7 @@ def test_two_launches_in_one_folder_are_noticed(tmp_path: Path, monkeypatch: pyt
 def test_one_that_comes_late_is_noticed_where_launches_cannot_be_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of this launch's places are taken by another one's guests; then its own come."""
+    """Another launch's participant has taken the place of number 1; then this launch's own number 1 comes."""
     monkeypatch.setattr(rendezvous_file, "CONFLICT_S", 30.0)
     monkeypatch.setattr(network, "REFUSED_TIMEOUT_S", 0.5)
     with ThreadPoolExecutor(3) as pool:
@@ -303,7 +303,7 @@ def test_blocks_are_believed() -> None:
     check({0: place(0, 0, 1)})
 
 
-# Each rank in turn: the node that it takes its host for, its local rank, how many it counts there, its true host.
+# Of each rank: the node rank that it assumes, its local rank, the processes that it counts on its host, its real host.
 CONTRADICTIONS = {
     "dealt in turns, seen as blocks": (
         [(0, 0, 2, 0), (0, 0, 2, 1), (1, 1, 2, 0), (1, 1, 2, 1)],
@@ -371,7 +371,7 @@ meet(Peers(pathlib.Path(sys.argv[1]), "nojob", int(sys.argv[2]), 3, 60, Particip
 
 
 def test_who_is_terminated_leaves_no_file(tmp_path: Path) -> None:
-    """mpirun ends the other ranks so when one has refused."""
+    """mpirun sends SIGTERM to the other ranks when one has refused."""
     argv = [sys.executable, "-c", TERMINATED, str(tmp_path)]
     with subprocess.Popen([*argv, "0"]) as host, subprocess.Popen([*argv, "1"]) as guest:
         wait_for("the answer", lambda: list(tmp_path.glob(".muster-*/*.1.*")), 120)
