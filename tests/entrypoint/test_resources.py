@@ -87,7 +87,7 @@ def test_a_job_of_grid_engine_takes_the_gpus_that_were_granted(devices: Path) ->
     # As the man page sge_complex.5 of Open Cluster Scheduler names them.
     assert visible(SGE_HGR_GPU="gpu2 gpu3") == "2,3"
     assert visible(SGE_HGR_gpu="2 3", CUDA_VISIBLE_DEVICES="1") is None
-    # All GPUs of the node, a map whose ids are names, and no GPU.
+    # Nothing is set for all GPUs of the node, for ids that are names, and for no GPU.
     assert visible(SGE_HGR_gpu="0 1 2 3") is None
     assert visible(SGE_HGR_gpu="a b") is None
     assert visible() is None

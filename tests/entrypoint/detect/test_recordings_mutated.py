@@ -19,7 +19,7 @@ FAMILIES = re.compile(
 
 # What only one variable shows can't be checked: a wrong value of it that fits all others is believed.
 SOLE_WITNESSES = {
-    # Without a list of hosts the launcher's size is all that tells the number of nodes.
+    # Without a list of hosts only the launcher's size shows the number of nodes.
     "mpich_ssh": {"PMI_SIZE"},
     "intel_mpi": {"PMI_SIZE"},
     "intel_mpi_ssh": {"PMI_SIZE"},
@@ -28,7 +28,7 @@ SOLE_WITNESSES = {
     "kubeflow_pytorchjob_old": {"WORLD_SIZE"},
     # Where nodes have different numbers of processes and the file is gone, the other node refuses, not this one.
     "pals_file_uneven": {"PALS_APINFO", "file PALS_APINFO"},
-    # Rank 2 is what rank 1 would be, were the ranks dealt in turns.
+    # Another rank fits ranks that are dealt in turns.
     "pbs_mpi_hydra-tmrsh": {"PMI_RANK"},
     # A shorter list is the list of a smaller job.
     "pbs_cgroupshook_gpu1_script": {"file PBS_NODEFILE"},

@@ -189,7 +189,7 @@ def test_listed_hosts_that_a_step_does_not_run_on_are_to_be_unset() -> None:
     with pytest.raises(MusterError) as refusal:
         detect(changed(SLURM, MUSTER_HOSTS="node01-ib,node02-ib"))
     assert refusal.value.fix == "unset MUSTER_HOSTS"
-    # Its first task, on a host that goes by the name of the list, is no script of another job.
+    # The step's first task, on a host whose own name is in the list, is not taken for another job's script.
     first = changed(SLURM, MUSTER_HOSTS="node01-ib,node02-ib", SLURM_PROCID="0", SLURM_NODEID="0", SLURM_GTIDS="0")
     with pytest.raises(MusterError) as refusal:
         detect(replace(first, host="node01-ib"))

@@ -98,7 +98,7 @@ def test_the_file_of_an_earlier_attempt_is_not_believed(tmp_path: Path, odd: str
 def test_an_odd_result_is_no_result(tmp_path: Path, result: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         leave(tmp_path, host_line())
-        guest = pool.submit(meet, peers(tmp_path, 1, timeout_s=1.5))  # in which the odd result is written
+        guest = pool.submit(meet, peers(tmp_path, 1, timeout_s=1.5))  # time in which the odd result is written
         (answer,) = wait_for("the answer", lambda: list(peers(tmp_path, 1).path.glob("0*.1.*")), 120)
         wait_for("the whole answer", lambda: answer.read_text().endswith("\n"), 120)
         assert stat.S_IMODE(answer.stat().st_mode) == 0o600
