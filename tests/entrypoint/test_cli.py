@@ -40,7 +40,7 @@ def three_lines(text: str) -> tuple[str, str, str]:
     return wrong.removeprefix("error: "), seen.removeprefix(" seen: "), fix.removeprefix("  fix: ")
 
 
-def test_the_command_line_is_there_without_torch() -> None:
+def test_the_command_line_does_not_load_torch() -> None:
     code = (
         "import sys; import muster.entrypoint.cli; print([m for m in ('torch', 'numpy', 'rich') if m in sys.modules])"
     )
@@ -160,7 +160,7 @@ def test_a_wrong_name_is_refused_before_torch_is_loaded(command: Run, tmp_path: 
     assert nearest in fix
 
 
-def test_what_a_file_says_is_known_before_torch_is_loaded(command: Run, tmp_path: Path) -> None:
+def test_a_config_file_is_read_before_torch_is_loaded(command: Run, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was loaded')\n")
     file = tmp_path / "options.toml"
 
@@ -187,7 +187,7 @@ def test_what_a_file_says_is_known_before_torch_is_loaded(command: Run, tmp_path
     assert misspelt[1:] == ("train ddp --epoch=3 --config options.toml", "train ddp --epochs")
 
 
-def test_a_home_is_meant_after_an_equals_sign_and_in_a_file_too(command: Run, tmp_path: Path) -> None:
+def test_a_tilde_means_home_after_an_equals_sign_and_in_a_config_file(command: Run, tmp_path: Path) -> None:
     (tmp_path / "options.toml").write_text('[run]\nruns_dir = "~/runs"\n')
     env = {"HOME": str(tmp_path / "home")}
     for words in (["--runs-dir=~/runs"], ["--config", "options.toml"]):
@@ -501,7 +501,7 @@ def test_a_node_that_can_not_start_ends_the_others(command: Run, hello: Path, re
         ["run"],
     ],
 )
-def test_a_program_that_is_none(command: Run, tmp_path: Path, arguments: list[str]) -> None:
+def test_a_program_that_can_not_be_started_is_refused(command: Run, tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "mine.py").touch()
     answer = command("muster", *arguments, cwd=tmp_path)
     assert answer.returncode == 2
@@ -585,7 +585,7 @@ def test_torchruns_options_after_the_script_are_its_own_and_a_line_says_so(comma
         assert "--lr" not in answer.stderr
 
 
-def test_a_site_that_there_is_not_is_told_with_the_variable_that_names_it(command: Run) -> None:
+def test_an_unknown_site_is_refused_with_the_variable_that_names_it(command: Run) -> None:
     answer = command("train", "ddp", "--dry-run", env={"MUSTER_SITE": "nosuch"})
     assert answer.returncode == 2
     assert "MUSTER_SITE=nosuch" in three_lines(answer.stderr)[1]
@@ -620,7 +620,7 @@ def test_output_that_can_not_be_written_is_told(words: tuple[str, ...]) -> None:
         ("muster", "fabric", "check", "--fabric=off"),
     ],
 )
-def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]) -> None:
+def test_a_closed_pipe_is_no_error(words: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
     argv = [str(COMMANDS / words[0]), *words[1:]]
@@ -646,7 +646,7 @@ def test_a_launch_without_open_streams_runs(tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
-def test_a_terminal_that_lacks_letters_or_columns_shows_all_the_same(command: Run) -> None:
+def test_output_works_on_a_terminal_without_unicode_or_with_few_columns(command: Run) -> None:
     shown = command("muster", "site", "juwels-booster", env={"PYTHONIOENCODING": "ascii"})
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "J\\xfclich" in shown.stdout
@@ -741,7 +741,7 @@ def test_what_may_be_left_out_stands_in_one_pair_of_brackets(command: Run) -> No
     "place",
     ["cwd", pytest.param("PYTHONPATH", marks=pytest.mark.full), pytest.param("package", marks=pytest.mark.full)],
 )
-def test_a_train_of_the_users_is_not_started_in_place_of_ours(command: Run, tmp_path: Path, place: str) -> None:
+def test_a_users_module_named_train_is_not_started_in_place_of_ours(command: Run, tmp_path: Path, place: str) -> None:
     folder = tmp_path / "train" if place == "package" else tmp_path
     folder.mkdir(exist_ok=True)
     for name in ("__init__.py", "__main__.py", "options.py") if place == "package" else ("train.py",):
@@ -799,7 +799,7 @@ def test_options_of_torchrun_that_contradict_the_launch_are_refused(
     assert wrong in three_lines(answer.stderr)[0]
 
 
-def test_what_jsc_gives_torchrun_of_the_host_is_told_to_be_left_out(command: Run, hello: Path) -> None:
+def test_the_is_host_setting_that_jsc_gives_torchrun_is_refused(command: Run, hello: Path) -> None:
     """JSC gives torchrun --rdzv_conf=is_host=$((SLURM_NODEID == 0)); to add --rdzv-timeout does not help."""
     answer = command("muster", "run", "--dry-run", "--rdzv_conf=is_host=1", "--rdzv-timeout=60", str(hello))
     assert "leave it out" in three_lines(answer.stderr)[2]
@@ -871,7 +871,7 @@ def test_a_launcher_without_a_script_is_told_where_one_stands(command: Run, hell
         ),
     ],
 )
-def test_what_starts_the_tasks_is_told_to_stand_before_muster_run(
+def test_a_program_that_starts_tasks_has_to_stand_before_muster_run(
     command: Run, hello: Path, words: list[str], told: str
 ) -> None:
     """Under `muster run`, each rank would start all tasks."""
@@ -880,7 +880,7 @@ def test_what_starts_the_tasks_is_told_to_stand_before_muster_run(
     assert three_lines(answer.stderr)[2] == told
 
 
-def test_an_option_of_pythons_is_told_the_way_that_takes_it(command: Run, hello: Path) -> None:
+def test_an_option_of_python_is_refused_with_a_command_that_takes_it(command: Run, hello: Path) -> None:
     for words in (["-O", str(hello)], ["-c", "print('a b')"]):
         answer = command("muster", "run", "--nproc-per-node=1", "python", *words)
         assert answer.returncode == 2
@@ -922,7 +922,7 @@ def test_the_doctor_waits_as_long_as_it_is_told(command: Run) -> None:
 
 
 @pytest.mark.parametrize("words", [["--max-restarts=3"], ["--nnodes=1:2"], ["--numa-binding=node"], ["--spawn=2"]])
-def test_what_torchrun_alone_can_do_is_refused_where_the_scheduler_starts_each_rank(
+def test_options_that_need_torchrun_are_refused_where_the_scheduler_starts_each_rank(
     command: Run, recordings: Path, hello: Path, words: list[str]
 ) -> None:
     file = recordings / "slurm" / "c_srun_N2_2per.node02.2.env"
@@ -970,7 +970,7 @@ def test_the_variables_for_a_shell_have_an_address_or_there_are_none(command: Ru
 
 
 @pytest.mark.parametrize("words", [["--lr=x"], ["--zero1", "--lr=x"], ["--no-such"]], ids=" ".join)
-def test_words_that_are_refused_on_all_nodes_are_told_by_the_first(command: Run, words: list[str]) -> None:
+def test_options_that_all_nodes_refuse_are_reported_by_the_first_node_only(command: Run, words: list[str]) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_NTASKS": "2"}
     job |= {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[01-02]"}
     job |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}

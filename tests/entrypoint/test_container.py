@@ -114,7 +114,7 @@ def test_files_that_variables_name_are_shown_to_the_container() -> None:
     assert ("--bind", path) == container.apptainer(env).words[-2:]
 
 
-def test_only_files_that_exist_are(tmp_path: Path) -> None:
+def test_only_files_that_exist_are_shown_to_the_container(tmp_path: Path) -> None:
     nodes = tmp_path / "7[1].head"
     nodes.write_text("n1\n")
     refused = "/" + "a" * 300  # longer than a file's name may be
@@ -262,7 +262,7 @@ def test_outside_of_a_job_the_command_prints_all_names(command: Run) -> None:
 
 
 @pytest.mark.parametrize("other", ["--apptainer-args", "--format=jax"])
-def test_one_thing_at_a_time(command: Run, other: str) -> None:
+def test_two_kinds_of_output_at_once_are_refused(command: Run, other: str) -> None:
     answer = command("muster", "env", "--docker-args", other)
     assert answer.returncode == 2
     assert "only one of these" in three_lines(answer.stderr)[0]

@@ -141,7 +141,7 @@ def test_a_launch_says_what_the_site_gave(command: Run, tmp_path: Path) -> None:
     assert "): CACHE_OF_TESTS" in answer.stderr
 
 
-def test_the_command_line_is_there_without_the_schema() -> None:
+def test_the_command_line_does_not_load_the_schema() -> None:
     code = "import sys, muster.entrypoint.cli; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=240)
     assert not set(answer.stdout.split()) & {"msgspec", "jinja2", "elftools", "rich", "torch"}

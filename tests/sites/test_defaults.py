@@ -109,7 +109,7 @@ def test_the_first_interface_with_the_prefix_is_taken(tmp_path: Path, monkeypatc
     assert defaults.interface("hsn,eth") == "eth0"
 
 
-def test_who_gave_the_interface_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_the_interface_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_interfaces(monkeypatch, "ib0", "eth0")
     monkeypatch.setattr(start.recognise, "here", lambda env, options: site(tmp_path))
     env = Environment({"MUSTER_HOSTS": "tb1,tb2"}, "tb1", is_live=True)

@@ -51,7 +51,7 @@ def test_a_known_site_is_recognised(name: str, variables: dict[str, str], host: 
 @pytest.mark.parametrize(
     "host", ["node01", "gpu-a1", "nid001012", "cn001.cluster.local", "ip-10-0-0-7", "laptop", "c1"]
 )
-def test_names_that_many_sites_have_are_nobodys(host: str) -> None:
+def test_common_host_names_match_no_site(host: str) -> None:
     assert recognise.here(Environment({"SLURM_CLUSTER_NAME": "cluster"}, host), LaunchOptions()) is None
 
 

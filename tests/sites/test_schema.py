@@ -33,7 +33,7 @@ def test_all_of_a_condition_has_to_hold(when: When | None, expected: bool) -> No
 
 
 @pytest.mark.parametrize("when", [When(gpu="A"), When(nodes=">1", gpu="A")])
-def test_what_is_not_known_holds_for_nothing(when: When) -> None:
+def test_a_condition_on_an_unknown_gpu_does_not_hold(when: When) -> None:
     assert not schema.holds(when, Context(2))
 
 

@@ -75,7 +75,7 @@ def test_of_a_worker_that_was_killed_the_last_lines_are_shown(tmp_path: Path) ->
     assert {path.name for path in tmp_path.iterdir()} == {"worker.py", "rank-0.log", "rank-1.log"}
 
 
-def test_what_a_worker_has_told_itself_is_not_told_again(tmp_path: Path) -> None:
+def test_an_error_that_a_worker_has_shown_is_not_shown_again(tmp_path: Path) -> None:
     ended = run(tmp_path, "1", told="1")
     assert (ended.returncode, "error:" in ended.stderr) == (1, False), ended.stderr
     ended = run(tmp_path, "1")
@@ -474,7 +474,7 @@ def test_of_two_signals_the_one_that_ends_the_launch_is_told(
     assert "before the training began" not in said
 
 
-def test_a_warning_is_no_accident_after_which_ranks_start_again(tmp_path: Path) -> None:
+def test_ranks_do_not_start_again_after_a_warning(tmp_path: Path) -> None:
     for variables, code in (({}, 1), ({"MUSTER_COMMAND": "train ddp"}, 75)):
         with started(tmp_path, options=("--max-restarts=2",), **variables) as agent:
             try:
@@ -518,7 +518,7 @@ def test_an_option_of_the_script_is_not_the_node_rank_of_the_launch(tmp_path: Pa
     assert "muster: attempt 1 of 4 ends with 75" in said  # which the node of rank 0 alone prints
 
 
-def test_an_agent_whose_words_nobody_reads_has_its_code(tmp_path: Path) -> None:
+def test_an_agent_with_a_closed_stderr_ends_with_its_code(tmp_path: Path) -> None:
     with started(tmp_path, MUSTER_COMMAND="train ddp", MUSTER_MAX_REQUEUES="3") as agent:
         assert agent.stderr is not None
         try:

@@ -35,7 +35,7 @@ from muster.errors import MusterError
         ({4: 75, 5: -9}, None),
     ],
 )
-def test_the_first_failure_is_none_of_a_warning(
+def test_a_rank_that_a_warning_ended_is_not_the_cause(
     codes: dict[int, int], rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MUSTER_COMMAND", "train ddp")

@@ -100,7 +100,7 @@ def test_workers_that_fail_each_time_end_with_a_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [2, 75])
-def test_what_the_user_must_change_is_not_tried_again(
+def test_codes_2_and_75_of_our_programs_cause_no_restart(
     tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "code").write_text(str(code))
@@ -219,7 +219,7 @@ runpy.run_module("muster.entrypoint.agent", run_name="__main__", alter_sys=True)
 @pytest.mark.process
 @pytest.mark.parametrize("num_nodes", [1, 2])
 @pytest.mark.parametrize("script", ["", pytest.param(JOINS, marks=pytest.mark.full)], ids=["apart", "together"])
-def test_ranks_that_never_met_are_told_at_the_end(tmp_path: Path, script: str, num_nodes: int) -> None:
+def test_ranks_that_open_no_process_group_cause_a_warning(tmp_path: Path, script: str, num_nodes: int) -> None:
     (tmp_path / "script.py").write_text(script)
     port = free_port()
     argv = [sys.executable, "-P", "-c", FOR_LONG, f"--nnodes={num_nodes}", f"--nproc-per-node={3 - num_nodes}"]
@@ -394,7 +394,7 @@ def test_a_launch_that_is_suspended_as_a_whole_goes_on(tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("rank", ["0", "1"])
 @pytest.mark.parametrize("options", [FIXED, ELASTIC], ids=["fixed", "elastic"])
-def test_who_is_done_waits_for_those_who_still_work(tmp_path: Path, options: list[str], rank: str) -> None:
+def test_a_finished_node_waits_for_nodes_that_still_work(tmp_path: Path, options: list[str], rank: str) -> None:
     with two_nodes(tmp_path, rank, options) as nodes:
         with pytest.raises(subprocess.TimeoutExpired):
             nodes[1 - int(rank)].wait(5)
@@ -405,7 +405,7 @@ def test_who_is_done_waits_for_those_who_still_work(tmp_path: Path, options: lis
 
 
 @pytest.mark.full
-def test_who_is_done_ends_in_order_where_the_node_of_the_store_was_killed(tmp_path: Path) -> None:
+def test_a_finished_node_ends_in_order_if_the_node_with_the_store_was_killed(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(WORKS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     argv = [*AGENT, *FIXED, f"--master-port={free_port()}", "--nproc-per-node=1"]

@@ -41,7 +41,7 @@ def test_lists_expand_in_their_order(text: str, hosts: list[str]) -> None:
      "n\n1", "n[\u0661-\u0662]", "n[" + "0-199999," * 100 + "0]", ",".join(["n[0-199999]"] * 100),
      "n," * 2_000_000 + "n"],
 )  # fmt: skip
-def test_what_is_no_list_is_refused(text: str) -> None:
+def test_malformed_host_lists_are_refused(text: str) -> None:
     with pytest.raises(HostListError):
         expand(text)
 
@@ -108,7 +108,7 @@ def test_counts(text: str, counts: tuple[int, ...]) -> None:
     ["", "x", "2(x)", "2(x3", "2x3", "-1", "1,,2", "1(x99999999)", "9" * 5000, "1000000000000", "\u0662(x2)",
      "1(x" + "9" * 5000 + ")", "1," * 2_000_000 + "1"],
 )  # fmt: skip
-def test_what_is_no_count_is_refused(text: str) -> None:
+def test_malformed_counts_are_refused(text: str) -> None:
     with pytest.raises(HostListError):
         expand_counts(text)
 
@@ -121,5 +121,5 @@ def test_whole_numbers(text: str, number: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "-1", "+1", " 1", "1 ", "1_0", "1.0", "x", "\u0663", "1000001", "9" * 18, "9" * 5000]
 )
-def test_what_is_no_whole_number_or_too_large(text: str) -> None:
+def test_malformed_or_too_large_numbers_are_none(text: str) -> None:
     assert whole_number(text) is None

@@ -75,7 +75,7 @@ def test_another_version_is_refused(version: int) -> None:
         (HOSTS, ((0, -1),)),
     ],
 )
-def test_what_cannot_be_is_refused(hosts: tuple[str, ...], processes: tuple[tuple[int, int], ...]) -> None:
+def test_contradictory_tables_are_refused(hosts: tuple[str, ...], processes: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(ValueError, match=r"no host name|do not fit|not listed|listed twice"):
         pals.parse_apinfo(write(5, hosts, processes))
 

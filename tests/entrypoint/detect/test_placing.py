@@ -38,7 +38,7 @@ def place(found: Allocation) -> tuple[int, int, int, int]:
     return found.node_rank, found.local_rank, found.rank, found.world_size
 
 
-def test_blocks_are_taken_for_granted_and_said() -> None:
+def test_ranks_are_assumed_to_lie_in_blocks_and_a_note_says_so() -> None:
     found = detect(hydra(5, 8, 1, 4))
     assert place(found) == (1, 1, 5, 8)
     assert [note for note in found.notes if "blocks of 4 a node" in note]

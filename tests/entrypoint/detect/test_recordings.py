@@ -42,7 +42,7 @@ def test_a_task_knows_its_place(recording: Recording) -> None:
 
 
 @pytest.mark.parametrize("recording", recorded.TASKS, ids=str)
-def test_a_task_says_what_it_took_for_granted_and_who_lost(recording: Recording) -> None:
+def test_a_task_reports_its_assumptions_and_what_was_rejected(recording: Recording) -> None:
     found = recorded.detect(recording.environment)
     assert recording.expected.get("note", "") in "\n".join(found.notes)
     for start in recording.expected.get("rejected", []):

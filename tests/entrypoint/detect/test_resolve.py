@@ -155,7 +155,7 @@ def test_listed_hosts_without_a_scheduler_are_a_launch_by_hand() -> None:
         ("alpha,alpha.example.org", "alpha.example.org is listed with and without domain"),
     ],
 )
-def test_what_does_not_stand_for_one_host_is_no_listed_host(listed: str, wrong: str) -> None:
+def test_entries_that_name_no_single_host_are_refused(listed: str, wrong: str) -> None:
     """On the other nodes the same list would seem right, and they would wait in vain."""
     with pytest.raises(MusterError, match=re.escape(wrong)) as refusal:
         detect(Environment({"MUSTER_HOSTS": listed}, host="alpha"))

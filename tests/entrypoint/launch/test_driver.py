@@ -127,7 +127,7 @@ def test_a_driver_of_the_same_major_version_or_newer_needs_nothing(
         (Program("program", ("python", "main.py"), framework="jax"), {}),
     ],
 )
-def test_who_uses_no_gpu_of_torchs_is_not_asked_for_a_driver(
+def test_a_program_that_uses_no_gpu_by_torch_needs_no_driver(
     monkeypatch: pytest.MonkeyPatch, program: Program, variables: dict[str, str]
 ) -> None:
     assert checked(monkeypatch, (12, 4), program, **variables) == Additions()

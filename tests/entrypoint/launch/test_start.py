@@ -337,9 +337,7 @@ def test_accelerate_is_told_of_cpus_where_it_would_train_alone_in_each_rank(
 @pytest.mark.parametrize(
     ("word", "is_told"), [("--cpu", False), ("--use_cpu", False), ("--use-cpu=True", False), ("--cpus=4", True)]
 )
-def test_who_gives_a_script_of_accelerate_its_option_of_cpus_is_not_told_of_them(
-    tmp_path: Path, word: str, is_told: bool
-) -> None:
+def test_a_script_of_accelerate_with_its_option_for_cpus_gets_no_note(tmp_path: Path, word: str, is_told: bool) -> None:
     script = tmp_path / "own.py"
     script.write_text("parser.add_argument('--cpu', action='store_true'); accelerator = Accelerator(cpu=arguments.cpu)")
     program = Program("script", (str(script), word))
@@ -534,7 +532,7 @@ def test_loopback(address: str, answer: bool) -> None:
     assert network.is_loopback(address) is answer
 
 
-def test_the_way_to_a_loopback_address_is_loopback_and_never_the_fabric() -> None:
+def test_the_loopback_interface_is_never_the_fabrics() -> None:
     assert network.fabric_interface(("127.0.1.1",)) != "lo"
 
 

@@ -13,7 +13,7 @@ from muster.errors import MusterError
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_all_of_it_is_set_and_nothing_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_variables_are_set_except_those_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work 100%"
     work.mkdir()
     monkeypatch.chdir(work)

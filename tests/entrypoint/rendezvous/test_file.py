@@ -108,7 +108,7 @@ def test_an_odd_result_is_no_result(tmp_path: Path, result: str) -> None:
             guest.result()
 
 
-def test_who_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_participant_is_named(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         host = pool.submit(meet, peers(tmp_path, 0, timeout_s=1.5))
         # By itself it would wait longer: so its error is the one that number 0 has sent.
@@ -287,7 +287,7 @@ def test_one_that_comes_late_is_noticed_where_launches_cannot_be_told_apart(
         assert ["another launch of 2" in str(one.exception(10)) for one in came] == [True] * 3
 
 
-def test_a_folder_that_is_none(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     for number in (0, 1):
         with pytest.raises(MusterError, match="can't meet by a file") as refusal:
             meet(peers(tmp_path / "none", number))
@@ -370,7 +370,7 @@ meet(Peers(pathlib.Path(sys.argv[1]), "nojob", int(sys.argv[2]), 3, 60, Particip
 """
 
 
-def test_who_is_terminated_leaves_no_file(tmp_path: Path) -> None:
+def test_a_terminated_participant_leaves_no_file(tmp_path: Path) -> None:
     """mpirun sends SIGTERM to the other ranks when one has refused."""
     argv = [sys.executable, "-c", TERMINATED, str(tmp_path)]
     with subprocess.Popen([*argv, "0"]) as host, subprocess.Popen([*argv, "1"]) as guest:
