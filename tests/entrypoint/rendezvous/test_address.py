@@ -84,7 +84,7 @@ def test_launches_of_one_job_are_told_apart_where_their_launcher_has_a_name_for_
 
 
 def test_the_address_at_which_all_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the named interface, else of the default route, else of the first that is up: docker's bridge is not."""
+    """Of the named interface, else of the default route, else of the first that is up: docker's idle one is not."""
 
     def address(text: str, family: int = socket.AF_INET) -> object:
         return SimpleNamespace(family=family, address=text)
