@@ -1,4 +1,4 @@
-"""Fixtures: a port for ranks to meet at."""
+"""Fixtures: a port on which ranks connect."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from tests.train.conftest import free_port
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port nobody listens on, below the range from which the system gives ports to outgoing connections."""
+    """A port on which nothing listens, below the range from which the system takes ports for outgoing connections."""
     return free_port()

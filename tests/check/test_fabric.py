@@ -1,4 +1,4 @@
-"""What `muster fabric check` prints."""
+"""The output of `muster fabric check`."""
 
 import pytest
 

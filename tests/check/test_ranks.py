@@ -1,4 +1,4 @@
-"""Ranks of a check without an answer: what is told of them."""
+"""Ranks of a check: the errors for those that do not answer, and their devices."""
 
 import json
 from typing import Any
@@ -18,7 +18,7 @@ from muster.units import listed
 
 
 def absence(fault: dict[str, Any] | None = None, hosts: tuple[str, ...] = ("a", "b")) -> RanksMissing:
-    """What rank 0 of two tells after it waited for the other one: two seconds, with a `fault` an hour at most."""
+    """The error of rank 0 after it waited for rank 1: for 2 seconds, or up to an hour with a `fault` in the store."""
     store: Any = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     if fault is not None:
         store.set("fault", json.dumps(fault))
@@ -29,7 +29,7 @@ def absence(fault: dict[str, Any] | None = None, hosts: tuple[str, ...] = ("a", 
 
 
 def test_a_rank_that_died_is_told_as_that_and_the_check_failed() -> None:
-    # An agent has told of it: nobody waits to the end.
+    # An agent has reported it: rank 0 does not wait for the hour.
     found = absence({"rank": 1, "host": "b", "code": 1, "wrong": "it was ended by SIGKILL"})
     finding = finding_of(found)
     assert (finding.host, finding.wrong) == ("b", "rank 1 on b died during the check")
@@ -51,7 +51,7 @@ def test_a_rank_that_never_came_is_for_the_user_to_mend() -> None:
 
 
 def test_the_store_of_one_node_is_for_that_node_alone(monkeypatch: pytest.MonkeyPatch, unused_port: int) -> None:
-    """As where Slurm has started a task a rank: no agent has a store."""
+    """As where Slurm has started a task for each rank: no agent has a store."""
     variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port)}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -89,7 +89,7 @@ def test_few_hosts_are_named_all() -> None:
 
 
 def check_that_fails(monkeypatch: pytest.MonkeyPatch, rank: int, error: Exception) -> None:
-    """Runs the doctor's rank `rank`, which ends with 1 as `error` keeps it from joining the others."""
+    """Runs rank `rank` of doctor, which `error` keeps from joining the others; it has to end with 1."""
 
     def join(timeout_s: int) -> World:
         raise error
@@ -117,7 +117,7 @@ def test_a_rank_0_without_an_answer_is_told_by_the_first_that_is_left(
 def test_a_rank_that_lost_the_others_tells_a_check_that_failed(
     rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As where the host of rank 0, which has the store, is gone."""
+    """As where the host of rank 0, which has the store, has failed."""
     check_that_fails(monkeypatch, rank, dist.DistNetworkError("Broken pipe"))
     said = capsys.readouterr()
     assert f"rank {rank} lost the other ranks" in (said.err if rank else said.out)

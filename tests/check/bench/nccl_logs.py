@@ -1,6 +1,6 @@
-"""Lines of real logs of NCCL, with hosts and addresses made neutral; each says where it was read.
+"""Lines of real NCCL logs, with neutral hosts and addresses; the source of each log is above it.
 
-Where a version's log could not be had whole, lines of the same version were put together.
+Where no complete log of a version was available, lines from several logs of that version are combined.
 """
 
 # Source: https://github.com/NVIDIA/nccl/issues/527
@@ -49,7 +49,7 @@ a:2744870:2745046 [0] NCCL INFO Using network Socket
 a:2744870:2745046 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
 a:2744870:2745046 [0] NCCL INFO Channel 00 : 2[1] -> 0[0] via SHM/direct/direct
 """
-# Source: https://github.com/aws/aws-ofi-nccl/issues/801; its last line is NCCL's src/transport/net.cc with that name
+# Source: https://github.com/aws/aws-ofi-nccl/issues/801; the last line by the format in NCCL's src/transport/net.cc
 NCCL_2_20_SLINGSHOT = """
  libfabric:507357:1741146011::cxi:fabric:cxip_nic_get_rgroup_vni():253<warn> : Failed to find valid default rgroup
 [0] NCCL INFO NET/OFI Using aws-ofi-nccl 1.6.0

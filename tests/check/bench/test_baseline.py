@@ -1,4 +1,4 @@
-"""What is held against a baseline, and which baseline may be."""
+"""The comparison of figures with a baseline, and the baselines that are refused."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def kept(*seconds: float) -> Baseline:
 @pytest.mark.parametrize(
     ("now", "is_slow"),
     [
-        # The slowest pass took 1.1, and 1.1 times as long as the fastest: more than 1.21 is too slow.
+        # The slowest pass took 1.1 s, 1.1 times as long as the fastest: more than 1.1 x 1.1 s is too slow.
         ((1.0,), False),
         ((1.2,), False),
         ((1.22,), True),
@@ -71,14 +71,14 @@ def test_the_middle_call_and_the_mean_are_both_held():
     known = kept(1.0, 1.1)
     rare = Row(*KEY, 8, (Timing(mean_s=2.0, p50_s=1.0, p99_s=20.0),), 0)
     assert [one.figure for one in find_slow([rare], known)] == ["mean"]
-    # Where the mean of a healthy machine varies, the middle call does not: there half the bandwidth is found.
+    # Where the mean varies on a healthy machine, the median does not: it shows that half the bandwidth is lost.
     rough = of_passes({KEY: (Timing(1.0, 1.0, 1.0), Timing(9.0, 1.05, 90.0))})
     half = Row(*KEY, 8, (Timing(4.0, 2.0, 20.0),), 0)
     assert [one.figure for one in find_slow([half], rough)] == ["p50"]
 
 
 def timing_of(chance: random.Random, usual_s: float, noise: float) -> Timing:
-    """A pass of 20 calls on a machine where each call varies, each pass drifts, and one call in 50 is held up."""
+    """A pass of 20 calls on a machine where each call varies, each pass drifts, and 1 call in 50 is delayed."""
     drift = chance.lognormvariate(0, noise / 2)
     calls = sorted(
         usual_s * drift * chance.lognormvariate(0, noise) * (chance.uniform(2, 30) if chance.random() < 0.02 else 1)
@@ -89,7 +89,7 @@ def timing_of(chance: random.Random, usual_s: float, noise: float) -> Timing:
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
 def test_a_healthy_rerun_passes_and_half_the_bandwidth_fails(noise):
-    """On made-up machines, from quiet to rough; 40 jobs of 60 rows each, always the same ones."""
+    """On simulated machines with little to much noise: 40 jobs of 60 rows each, with fixed seeds."""
     keys = [("all_reduce", 4 << number) for number in range(60)]
     num_alarms = num_found = 0
     for seed in range(40):
@@ -192,6 +192,6 @@ def test_any_other_file_is_told(content, tmp_path):
 
 @pytest.mark.parametrize("name", ["none.json", os.devnull, "."])
 def test_what_is_no_file_is_told(name: str, tmp_path: Path):
-    """Of a device or a pipe nobody knows whether it ends."""
+    """Reading a device or a pipe may never end."""
     with pytest.raises(MusterError, match="can't be read"):
         baseline.read(str(tmp_path / name), "--baseline", HERE)

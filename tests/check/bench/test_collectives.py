@@ -1,4 +1,4 @@
-"""What messages say: what each collective must bring, against definitions written out; and planted faults."""
+"""The values that each collective must deliver, by definitions written out here; and planted faults."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ SENT = list[torch.Tensor]
 
 
 def sent_by_all(collective: Collective, num_ranks: int, part: int, salt: int) -> SENT:
-    """What each rank sends."""
+    """The message of each rank; not filled where the rank sends nothing."""
     sent = []
     for rank in range(num_ranks):
         world = World(rank=rank, world_size=num_ranks)
@@ -28,7 +28,7 @@ def sent_by_all(collective: Collective, num_ranks: int, part: int, salt: int) ->
     return sent
 
 
-# What each rank has afterwards, by the definition of each collective.
+# The message that a rank receives, by the definition of each collective; None where it is undefined.
 DEFINITIONS: dict[str, Callable[[SENT, int, int], torch.Tensor | None]] = {
     "all_reduce": lambda sent, rank, part: torch.stack(sent).sum(0),
     "reduce": lambda sent, rank, part: torch.stack(sent).sum(0) if rank == 0 else None,
@@ -126,18 +126,18 @@ def test_the_first_wrong_element_is_told_across_blocks(monkeypatch):
     expected = float(message[130])
     message[130], message[131], message[999] = 0.5, float("nan"), -1.0
     assert collectives.compare(message, pattern) == (130, expected, "0.5", 3)
-    # One that is wrong by 1 is told as that.
+    # Of a value that is wrong by 1, all digits are shown.
     collectives.fill(message, lambda index: index + 1_048_790)
     message[0] += 1
     assert collectives.compare(message, lambda index: index + 1_048_790) == (0, 1_048_790.0, "1048791", 1)
 
 
 def test_a_call_is_checked_in_buffers_that_hold_nothing_before():
-    """A collective that does nothing, planted here, leaves what must not pass for values."""
+    """A collective that does nothing, planted here, leaves NaN in the buffers: it must not pass for values."""
     world = World(world_size=1)
     for collective in ALL:
         idle = replace(collective, call=lambda sent, got: None)
-        if not collective.is_in_place:  # in place, at one rank, nothing is what there is to do
+        if not collective.is_in_place:  # in place, on one rank, there is nothing to do
             wrong = idle.check(world, 64, 1)
             assert wrong is not None
             assert (wrong.index, wrong.expected, wrong.found, wrong.count) == (0, 1.0, "nan", 16)

@@ -1,4 +1,4 @@
-"""What the options of bench stand for, and what fits into memory."""
+"""The options of bench: sizes, collectives, the site, and values that are refused."""
 
 import subprocess
 import sys
@@ -44,8 +44,8 @@ def test_a_size_is_shown_shorter_than_it_is(size):
 def test_the_sweep_goes_by_the_factor_and_to_the_backends_largest():
     assert chosen_sizes(BenchOptions(max_size="1M"), "gloo") == tuple(1024 * 4**power for power in range(6))
     assert chosen_sizes(BenchOptions(min_size="3K", max_size="10K", factor=2), "gloo") == (3072, 6144)
-    assert chosen_sizes(BenchOptions(max_size="512"), "gloo") == (512,)  # the usual smallest size gives way
-    assert chosen_sizes(BenchOptions(min_size="128M"), "gloo") == (128 << 20,)  # and the usual largest
+    assert chosen_sizes(BenchOptions(max_size="512"), "gloo") == (512,)  # less than the default smallest size
+    assert chosen_sizes(BenchOptions(min_size="128M"), "gloo") == (128 << 20,)  # more than the default largest size
     assert chosen_sizes(BenchOptions(), "gloo")[-1] == 64 << 20
     assert chosen_sizes(BenchOptions(), "nccl")[-1] == GIBI
     with pytest.raises(MusterError, match="larger than the largest") as raised:

@@ -1,4 +1,4 @@
-"""Pairs of nodes: who meets whom and when, and what is called slow. The figures are made up."""
+"""Pairs of nodes: the schedule of pairs, and which links and nodes are called slow. The figures are invented."""
 
 import json
 import random
@@ -29,7 +29,7 @@ def healthy(num_nodes: int, seed: int = 0, spread: float = 0.3) -> list[Row]:
 
 
 def slowed(rows: list[Row], *ways: tuple[int | None, int | None], factor: float = 10) -> list[Row]:
-    """`rows` where those of `ways` (from, to; None is any) take `factor` times as long."""
+    """`rows` in which the directions `ways` (from, to; None is any node) take `factor` times as long."""
 
     def is_hit(row: Row) -> bool:
         return any(
@@ -43,7 +43,7 @@ def slowed(rows: list[Row], *ways: tuple[int | None, int | None], factor: float 
 
 
 def judged(rows: list[Row]) -> list[str]:
-    """What is wrong, of figures that stay so the second time."""
+    """The errors for `rows`, if repeated measurements gave the same figures."""
     return [each.wrong for each in pairwise.errors(rows)]
 
 
@@ -99,7 +99,7 @@ def test_a_slow_link_is_named(num_nodes: int) -> None:
 @pytest.mark.parametrize("num_nodes", [2, 3, 4, 8, 33])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_link_at_half_its_width_is_named(num_nodes: int, seed: int) -> None:
-    """What is the same on all links, latency and the hosts' share, makes less than twice of it."""
+    """It takes less than twice as long: latency and the time in the hosts are the same on all links."""
     (wrong,) = judged(slowed(healthy(num_nodes, seed, spread=0.15), (0, 1), factor=1.9))
     assert wrong.startswith("slow link: node01 -> node02")
 
@@ -188,7 +188,7 @@ def test_links_that_differ_do_not_pass_although_none_stands_out() -> None:
 
 
 def test_what_is_said_are_the_figures_that_were_compared() -> None:
-    """A busy host makes all medians alike."""
+    """A busy host makes all medians alike, so the best messages are compared."""
     rows = [replace(row, gb_s=0.01) for row in healthy(3)]
     (wrong,) = judged([replace(row, best_gb_s=0.1 if row.direction == (HOSTS[0], HOSTS[1]) else 1) for row in rows])
     assert wrong == "slow link: node01 -> node02, 0.1000 GB/s where others have 1.00 GB/s, by their best messages"

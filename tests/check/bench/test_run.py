@@ -1,4 +1,4 @@
-"""bench with gloo ranks on this machine: what it says and writes, its exit codes, and planted faults."""
+"""bench with gloo ranks on this machine: its output and files, its exit codes, and planted faults."""
 
 import json
 import subprocess
@@ -45,9 +45,9 @@ Bench = Callable[..., list[Ended]]
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Runs bench with ARGV in `world_size` processes, forked where torch is loaded; `plant` is code run in each before.
+    """Runs bench with ARGV in `world_size` processes, forked from one that has loaded torch; each runs `plant` first.
 
-    What those fork that the trainers' tests have: what they run before a trainer is bench, which ends the process.
+    tests/train/forks.py forks them: the code that it runs before a trainer is bench here, and ends the process.
     """
     command = [sys.executable, str(ROOT / "tests" / "train" / "forks.py")]
     env = environment({"TORCH_CPP_LOG_LEVEL": "ERROR"})
@@ -77,13 +77,13 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 
 def errors(ended: list[Ended]) -> list[str]:
-    """The errors that all ranks told."""
+    """The error lines of all ranks."""
     return [line for rank in ended for line in rank.err.splitlines() if line.startswith("error:")]
 
 
 @pytest.fixture(scope="module")
 def measured(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ended], Path]:
-    """Two ranks that measured everything, for programs, with a baseline."""
+    """Two ranks that measured all collectives, with --json, and the folder of the baseline that they saved."""
     folder = tmp_path_factory.mktemp("bench")
     return bench([*SMALL, f"--save-baseline={folder / 'base.json'}", "--json"], 2), folder
 
@@ -118,7 +118,7 @@ def test_the_baseline_has_five_passes_of_each_row(measured):
 
 
 def faster(path: Path, factor: float) -> Path:
-    """A baseline like that at `path`, of a machine so many times as fast."""
+    """The path of a baseline like that at `path`, of a machine that is `factor` times as fast."""
     content = json.loads(path.read_text())
     for row in content["rows"]:
         row["passes"] = [{name: each / factor for name, each in one.items()} for one in row["passes"]]
@@ -129,7 +129,7 @@ def faster(path: Path, factor: float) -> Path:
 
 @pytest.mark.parametrize(("factor", "code", "word"), [(1e-6, 0, "ok"), (1e6, 1, "failed")])
 def test_a_baseline_decides(bench, measured, factor, code, word):
-    """Of a machine that is a million times slower, and faster: no noise of this one reaches so far."""
+    """Of a machine that is a million times slower, and faster: this machine's noise is far less."""
     path = faster(measured[1] / "base.json", factor)
     ended = bench([*SMALL, "--collectives=all_reduce", f"--baseline={path}"], 2)
     assert [rank.code for rank in ended] == [code, code], [rank.err for rank in ended]
@@ -153,7 +153,7 @@ def test_a_baseline_of_another_shape_is_neither_used_nor_replaced(bench, measure
 @pytest.mark.parametrize("name", ["file/base.json", "x" * 300, ""])
 def test_a_baseline_that_can_not_be_written_is_told_before_anything_is_measured(bench, tmp_path, name):
     (tmp_path / "file").touch()
-    path = tmp_path / name if name else ""  # as of a variable that is not set
+    path = tmp_path / name if name else ""  # as from a shell variable that is not set
     (ended,) = bench([*SMALL, f"--save-baseline={path}"], 1)
     assert (ended.code, ended.out) == (2, "")
     assert "error: the baseline can't be " in ended.err
@@ -170,7 +170,7 @@ def test_one_rank_has_no_bus_bandwidth(bench):
 
 
 def test_a_corrupted_collective_is_named_with_rank_and_element(bench, tmp_path):
-    """Planted in the ranks' own wrapper of the process group, at 4 KiB only."""
+    """The fault is planted in torch.distributed, on rank 1 at 4 KiB only."""
     plant = """
 spoil("all_gather_into_tensor", lambda got, rank: got[100].add_(1) if rank == 1 and got.numel() == 1024 else None)
 """
@@ -218,7 +218,7 @@ def test_a_misspelt_collective_is_told_once(bench):
     ("plant", "told"),
     [
         ("sys.stdout = open('/dev/full', 'w')", ["error: the output can't be written: No space left on device"]),
-        # As of a reader that has seen enough.
+        # As if the reader had closed the pipe.
         ("import os; ends = os.pipe(); os.close(ends[0]); sys.stdout = open(ends[1], 'w')", []),
     ],
 )
@@ -261,7 +261,7 @@ def test_what_fails_among_pairs_of_nodes_is_told_as_that(bench):
 
 @pytest.mark.full
 def test_a_rank_that_stands_still_is_named(bench):
-    """The others end when they have waited, and it with them: a thread of its own hears of it."""
+    """The others end after their timeout, and rank 1 with them: a thread of it waits for faults of other ranks."""
     plant = 'spoil("all_reduce", lambda got, rank: time.sleep(3600) if rank == 1 and got.numel() == 1024 else None)'
     ended = bench([*SMALL, "--collectives=all_reduce", "--timeout-s=12"], 3, plant)
     assert [rank.code for rank in ended] == [1, 1, 1], [rank.err for rank in ended]
@@ -279,7 +279,7 @@ def test_who_lost_rank_0_before_all_had_met_says_so_without_a_traceback(capsys):
 
 
 def test_the_store_stays_until_all_know_who_did_not_come(monkeypatch, capsys):
-    """It goes with rank 0: the ranks that came would tell of a connection that broke, with a traceback."""
+    """It ends with rank 0: the other ranks would then report a broken connection, with a traceback."""
     world = World(world_size=3, timeout_s=1)
 
     def join(timeout_s: int) -> World:
@@ -318,7 +318,7 @@ def test_the_first_rank_left_says_who_did_not_come_back(monkeypatch, rank, alive
 
 
 def test_a_failure_of_bench_is_no_crash_for_the_agent(measured, tmp_path):
-    """By the command that users type: torchrun's agent has nothing to add to a verdict."""
+    """By the command that users type: torchrun's agent must not print an error or a traceback after the verdict."""
     path = faster(measured[1] / "base.json", 1e6)
     code = "from muster.entrypoint.cli import muster; muster()"
     words = ["bench", "--nproc-per-node=2", *SMALL, "--collectives=barrier", f"--baseline={path}"]

@@ -1,4 +1,4 @@
-"""What is said where a file can't be written in the end: all that was measured, first."""
+"""The report of bench: it prints the figures before it writes a file, which may fail."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ ROWS = [Row("all_reduce", 1024, 3, (Timing(1e-5, 1e-5, 1e-5),), 0)]
 
 
 def report(folder: Path, **options: object) -> Report:
-    """Of three nodes; no file can be written to `folder`, which is a file."""
+    """The report of three nodes; no file can be written to `folder`, which is a file."""
     folder.touch()
     chosen = {"save_baseline": str(folder / "base.json")} | options
     return Report(BenchOptions(**chosen), World(hosts=HOSTS, world_size=3), HERE)  # pyright: ignore[reportArgumentType]
@@ -65,14 +65,14 @@ def test_a_run_that_fails_is_not_kept(tmp_path, capsys):
     fault = WrongValues("all_reduce", 1024, 1, "b", 7, 3.0, "nan", 2)
     assert of.of_sweep(ROWS, sweep(of, fault), USED, None) == 1
     said = capsys.readouterr().out
-    # Of whatever size, in a row or not.
+    # Wrong values of all sizes count, also of those that have no row.
     assert "# Out of bounds values : 2 FAILED" in said
     assert "was not written: a run that fails is no baseline" in said
     assert said.splitlines()[-1] == "failed: all_reduce gave wrong values to rank 1 on b, at 1K"
 
 
 def test_a_run_that_measured_nothing_is_not_kept(tmp_path, capsys):
-    """As of send_recv on one rank: a file without rows could not be read again."""
+    """As with send_recv on one rank: a file without rows could not be read again."""
     of = report(tmp_path / "file", save_baseline=str(tmp_path / "base.json"))
     assert of.of_sweep([Row("send_recv", 0, 1, note="needs two ranks")], sweep(of), USED, None) == 2
     said = capsys.readouterr()
@@ -82,7 +82,7 @@ def test_a_run_that_measured_nothing_is_not_kept(tmp_path, capsys):
 
 
 def links(slow: float = 1.0) -> list[pairwise.Row]:
-    """All directions between three nodes; `slow` times as long from the first to the second."""
+    """All directions between three nodes; the one from the first to the second takes `slow` times as long."""
     rows: list[pairwise.Row] = []
     for source, target in permutations(HOSTS, 2):
         gb_s = 1 / slow if (source, target) == ("a", "b") else 1.0

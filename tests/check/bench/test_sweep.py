@@ -1,4 +1,4 @@
-"""The figures of bench: what is timed, and what becomes of it."""
+"""The figures of bench: times, bandwidths and percentiles, and their table."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ COLUMNS = HEADER[0].split()[1:]
 
 
 def figures(row: Row) -> dict[str, str]:
-    """The row of the table, by column."""
+    """The cells of a row in the table, by column."""
     return dict(zip(COLUMNS, line(row).split(), strict=True))
 
 
@@ -88,7 +88,7 @@ def test_the_table_reads_like_that_of_nccl_tests():
 
 
 def test_gloo_sends_nothing_between_gpus():
-    """A pointer to a GPU's memory is none that the kernel can send from."""
+    """The kernel can't send from a pointer to a GPU's memory."""
     world = World(world_size=2, hosts=("a", "a"), device=torch.device("cuda"), backend="gloo")
     (row,) = Sweep(world, BenchOptions(), [1024], ["send_recv"]).rows()
     assert row.passes == ()

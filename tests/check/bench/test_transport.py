@@ -1,4 +1,4 @@
-"""Which network the ranks used, and whether it is the one to be expected. No GPU is here: see nccl_logs.py."""
+"""The network that the ranks used, and whether it is the expected one. NCCL's logs are those of nccl_logs.py."""
 
 import tomllib
 from pathlib import Path
@@ -153,7 +153,7 @@ def test_devices_without_a_link_are_none(tmp_path: Path) -> None:
     assert expected() == (f"RDMA by {tmp_path}/dev/cxi0", True)
     (port / "state").write_text("4: ACTIVE\n")
     assert expected() == (f"RDMA by {tmp_path}/dev/infiniband/uverbs0", True)
-    # A state that can't be read says nothing.
+    # A port whose state can't be read counts as one with a link.
     (port / "state").unlink()
     (port / "state").mkdir()
     assert expected() == (f"RDMA by {tmp_path}/dev/infiniband/uverbs0", True)

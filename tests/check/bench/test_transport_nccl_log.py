@@ -1,4 +1,4 @@
-"""What NCCL's log says: lines of real logs of several versions, and the real library, which starts without a GPU."""
+"""Reading NCCL's log: lines of real logs of several versions, and the log of the real library."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Facts of healthy nodes, written by hand; a test makes something in them bad."""
+"""Facts of healthy nodes, written by hand; tests change single values into faults."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -12,7 +12,7 @@ from muster.check.doctor.storage import Space
 GIB = 2**30
 
 SUBJECTS = (software, gpus, memory, storage, network)
-"""What a node tells without the others."""
+"""The subjects whose facts a node gathers without other nodes."""
 
 Told = dict[str, dict[str, list[Any]]]
 """The Facts of all ranks by the subject's NAME and by host."""
@@ -31,7 +31,7 @@ SOFTWARE = software.Facts(
 
 
 def gpu(index: int) -> Gpu:
-    """A healthy H100; its values are written, no GPU was asked."""
+    """A healthy H100, with values written by hand."""
     return Gpu(
         index=index,
         uuid=f"GPU-{index}",
@@ -44,7 +44,7 @@ def gpu(index: int) -> Gpu:
 
 
 def healthy(num_nodes: int = 3, a_node: int = 2) -> Told:
-    """node01 and so on, each with InfiniBand and as many GPUs as ranks, bound to 8 cores a rank."""
+    """The Facts of node01 and so on: InfiniBand, `a_node` GPUs, and as many ranks, each bound to 8 cores."""
     told: Told = {subject.NAME: {} for subject in SUBJECTS}
     for number in range(num_nodes):
         host, first = f"node{number + 1:02}", number * a_node
@@ -76,12 +76,12 @@ def healthy(num_nodes: int = 3, a_node: int = 2) -> Told:
 
 
 def with_node(told: Told, host: str, **changed: Any) -> Told:
-    """`told` with other values of what the first rank of a host tells, of whatever subject has a field of that name."""
+    """`told` with the values `changed` in the Facts of a host's first rank, in all subjects that have such a field."""
     return with_ranks(told, host, lambda rank: changed, first_only=True)
 
 
 def with_ranks(told: Told, host: str, change: Callable[[Any], dict[str, Any]], *, first_only: bool = False) -> Told:
-    """`told` with the values that `change` gives for the Facts of each rank of a host; an empty `host` is all."""
+    """`told` with the values that `change` gives for the Facts of each rank of a host; an empty `host` means all."""
     done: Told = {}
     for name, by_host in told.items():
         done[name] = {each: list(facts) for each, facts in by_host.items()}
@@ -95,13 +95,13 @@ def with_ranks(told: Told, host: str, change: Callable[[Any], dict[str, Any]], *
 
 
 def with_gpu(told: Told, host: str, index: int, **changed: Any) -> Told:
-    """`told` with other values of one GPU."""
+    """`told` with the values `changed` of one GPU."""
     cards = [replace(card, **changed) if card.index == index else card for card in told["GPUs"][host][0].gpus]
     return with_node(told, host, gpus=tuple(cards))
 
 
 def on_cpus(told: Told) -> Told:
-    """The same without GPUs."""
+    """`told` without GPUs."""
     told = with_ranks(told, "", lambda rank: {"visible": None, "num_gpus": 0, "uses_gpu": False})
     return with_ranks(told, "", lambda rank: {"gpus": None, "driver": None})
 

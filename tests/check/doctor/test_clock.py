@@ -8,7 +8,7 @@ from muster.check.doctor.finding import Finding
 
 
 def facts_of(*readings: tuple[str, float, float]) -> dict[str, list[Facts]]:
-    """Facts of hosts (name, seconds ahead of the first, give or take), where the first takes no time itself."""
+    """Facts of hosts, given as (name, seconds ahead of the first host's clock, largest error of that)."""
     return {host: [Facts(ahead_s - doubt_s, ahead_s + doubt_s)] for host, ahead_s, doubt_s in readings}
 
 

@@ -1,4 +1,4 @@
-"""A call of each collective, with values that are known: who has spoilt them, and who did not come."""
+"""A call of each collective with known values: which rank makes them wrong, and which one did not return."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ HOSTS = ["a", "b", "c", "d"]
 
 
 def facts(rank: int, *, at: str = "", why: str = "", **wrong: int | None) -> Facts:
-    """What a rank tells; of each collective with wrong values, the rank that they are from."""
+    """The Facts of a rank; `wrong` has the rank that sent the wrong values, by collective; None where unknown."""
     values = {
         name: WrongValues(name, 4096, rank, HOSTS[rank], 0, 4.0, "5", 1, source) for name, source in wrong.items()
     }
@@ -57,7 +57,7 @@ def test_by_whom_a_sum_was_spoilt_that_is_wrong_at_all_nobody_can_tell():
 
 def test_who_did_not_come_back_is_named():
     waiting = [facts(rank, why="Timed out", at="broadcast") for rank in (0, 1)]
-    # The collective that the others are in may have ended for them, never for who was left in it.
+    # The other ranks may have left the collective in which this one hangs.
     ((host, wrong),) = found(*waiting, facts(2, why=NOT_OVER, at="all_gather"))
     assert (host, wrong) == ("c", "all_gather did not end: rank 2 on c did not return")
 
@@ -68,7 +68,7 @@ def test_a_group_that_does_not_start():
 
 
 def test_who_gives_more_time_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL may need minutes for its start on thousands of GPUs."""
+    """NCCL may take minutes to start on thousands of GPUs."""
     seconds: list[int] = []
 
     def open_group(world: World) -> None:
@@ -81,8 +81,8 @@ def test_who_gives_more_time_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seconds == [300]
 
 
-# Three ranks for each of the scenarios, all forked by one process: torch takes its time to load. They go through this
-# part of a look only. What is planted stands in the place of torch's own function on one of them.
+# Three ranks for each scenario, all forked by one process, as torch takes long to load. They run only this subject of
+# doctor. A planted function replaces torch's own on one of them.
 RANKS = """
 import json, os, sys, time
 from dataclasses import replace
@@ -140,7 +140,7 @@ HANGS: Spoilt = [("reduce", 1, "hang")]
 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """The findings where collectives are spoilt, and where one hangs."""
+    """The findings of two scenarios: two collectives give wrong values; one hangs."""
     folders = [tmp_path_factory.mktemp(name) for name in ("spoilt", "hangs")]
     scenarios = [
         [str(folder), free_port(), planted, timeout_s]

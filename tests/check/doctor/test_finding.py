@@ -1,4 +1,4 @@
-"""Who differs from most."""
+"""Findings on nodes that differ from most others."""
 
 import pytest
 

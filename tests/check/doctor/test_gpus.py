@@ -1,4 +1,4 @@
-"""GPUs: what a driver tells of them, by a stand-in for it, and what is wrong with those of a job."""
+"""GPUs: the values that the driver (a stand-in) reports, and the findings on the GPUs of a job."""
 
 import sys
 from dataclasses import replace
@@ -14,11 +14,11 @@ from tests.check.doctor.healthy import found, gpu, healthy, only, with_gpu, with
 
 
 class NvmlError(Exception):
-    """What the stand-in raises."""
+    """The exception that the stand-in raises."""
 
 
 class Nvml(SimpleNamespace):
-    """A stand-in for pynvml, as no GPU is here: one A100 that is not well, and one of which nothing can be told."""
+    """A stand-in for pynvml, as no GPU is here: an A100 with faults, and a GPU for which every query fails."""
 
     NVMLError = NvmlError
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, nvmlMemory_v2 = 1, 0, 0x02000028
@@ -30,7 +30,7 @@ class Nvml(SimpleNamespace):
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=40, free=30, used=10),
             "nvmlDeviceGetTotalEccErrors": 2,
             "nvmlDeviceGetRemappedRows": (0, 1, 1, 0),
-            # Idle, by a power limit, and too hot.
+            # A lowered clock: the GPU is idle, at its power limit, and too hot.
             "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x4 | 0x40,
             "nvmlDeviceGetMigMode": [0, 0],
         }
@@ -116,7 +116,7 @@ def test_a_gpu_may_be_given_by_the_first_digits_of_its_uuid() -> None:
 
 
 def test_of_several_parts_of_gpus_the_first_is_all_that_a_process_can_see() -> None:
-    """A launch starts one rank for them (MIG), as CUDA shows no process another part."""
+    """MIG instances: a launch starts one rank for them, as CUDA shows a process only the first."""
     parts = "MIG-c7384736-a75d-5afc-978f-d2f1294409fd,MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d"
     told = with_ranks(healthy(1, 1), "", lambda rank: {"visible": parts, "num_gpus": 1})
     assert found(told) == []
@@ -125,13 +125,13 @@ def test_of_several_parts_of_gpus_the_first_is_all_that_a_process_can_see() -> N
 
 @pytest.mark.parametrize("visible", ["", "10000"])
 def test_gpus_that_are_hidden_from_the_job_do_not_matter(visible: str) -> None:
-    """As by CUDA_VISIBLE_DEVICES= for a training on CPUs, and by HTCondor, which names a device that is none."""
+    """By CUDA_VISIBLE_DEVICES= for a training on CPUs, or by HTCondor, which names a device that does not exist."""
     told = with_gpu(healthy(1, 2), "node01", 1, uncorrected=3, used=40 * 2**30)
     assert found(with_ranks(told, "", lambda rank: {"visible": visible, "num_gpus": 0, "uses_gpu": False})) == []
 
 
 def test_ranks_to_which_only_their_own_gpu_is_shown() -> None:
-    """As by Slurm's --gpus-per-task=1: each calls its own 0."""
+    """As with Slurm's --gpus-per-task=1: for each rank its own GPU has index 0."""
 
     def shown(rank: Any) -> dict[str, Any]:
         return {"visible": "0", "num_gpus": 1, "gpus": (replace(gpu(0), uuid=f"GPU-{rank.rank}{'abcd'[rank.rank]}"),)}

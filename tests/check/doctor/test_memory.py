@@ -19,7 +19,7 @@ def test_shared_memory() -> None:
     assert (finding.host, finding.about, finding.level) == ("node03", "shm", "failed")
     assert "64M free of 64M" in finding.seen
     assert "--shm-size" in finding.fix
-    # The default of docker, without GPUs, where no workers load data.
+    # 64 MiB is docker's default; without GPUs it is only a warning, as by default no workers load data there.
     assert only(on_cpus(with_node(healthy(2), "node01", shm=small))).level == "warning"
     closed = Space(path="/dev/shm", trouble="Permission denied")
     assert only(with_node(healthy(), "node03", shm=closed)).level == "failed"
@@ -54,7 +54,7 @@ def test_cores() -> None:
 
 
 def test_a_limit_of_processor_time() -> None:
-    """As docker's --cpus and Kubernetes' limits set it: all cores may be used, in turns."""
+    """As docker's --cpus and Kubernetes' limits set it: all cores may be used, but only for a part of the time."""
     finding = only(with_ranks(healthy(1), "", lambda rank: {"quota": 2.5}))
     assert (finding.about, finding.wrong) == ("cores", "2 cores for 2 ranks")
     assert "limited to 2.5 by the control group" in finding.seen

@@ -1,4 +1,4 @@
-"""Names that lead astray, on some nodes or on all."""
+"""Names that resolve to wrong addresses, on some nodes or on all."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ def nodes(size):
 
 
 def led(looker, target, *addresses, wrong="", took_s=0.0):
-    """What the name of a node led to on another one, by their numbers."""
+    """The node `looker`, and its lookup of the name of node `target`."""
     return looker, Lookup(f"n{target}", list(addresses), wrong, took_s)
 
 
@@ -27,12 +27,12 @@ def all_right(size):
 
 
 def own(rank, *addresses):
-    """What a node's own name leads to there."""
+    """A node's lookup of its own name."""
     return led(rank, rank, *addresses)
 
 
 def findings(size: int, lookups: list[tuple[int, Lookup]], is_interface_set: bool = True) -> list[Finding]:
-    """What is found where the nodes looked up names as in `lookups`."""
+    """The findings on `size` nodes that made these `lookups`."""
     return names.findings(
         {
             place.host: [Facts(place, tuple(one for rank, one in lookups if rank == place.rank), is_interface_set)]
@@ -63,7 +63,7 @@ def test_it_is_a_fault_where_gloo_goes_by_it():
 
 
 def test_it_is_a_fault_on_the_node_where_gloo_goes_by_it():
-    """Another node, whose interface is set, has nothing to do with it."""
+    """The interface of the other node is set, which changes nothing."""
     told = {
         place.host: [Facts(place, (Lookup(place.host, ["10.0.0.0"] if is_set else ["127.0.1.1"]),), is_set)]
         for place, is_set in zip(nodes(2), (True, False), strict=True)
@@ -96,7 +96,7 @@ def test_a_name_that_a_container_has_for_itself_alone_is_nobodys_business():
 
 
 def test_the_name_of_an_address_only_counts_by_its_time(monkeypatch):
-    """Nothing of a training goes by it; but torch asks for it, so it must not take long."""
+    """A training does not use this name; but torch looks it up, so it must not take long."""
 
     def back(place: tuple[str, int], flags: int) -> tuple[str, str]:
         time.sleep(0.2 if place[0] == "10.0.0.1" else 0)
@@ -106,7 +106,7 @@ def test_the_name_of_an_address_only_counts_by_its_time(monkeypatch):
     monkeypatch.setattr(names.socket, "getnameinfo", back)
     first, second = look_up(nodes(2))
     assert first.addresses == second.addresses == ["10.0.0.7"]
-    assert 0.2 <= second.took_s < names.LIMIT_S  # it was waited for
+    assert 0.2 <= second.took_s < names.LIMIT_S  # look_up waited for the slow name
 
 
 def test_slow_lookups_are_told_with_their_time():
@@ -116,7 +116,7 @@ def test_slow_lookups_are_told_with_their_time():
 
 
 def test_names_without_an_answer_do_not_hold_up_the_others(monkeypatch):
-    """In place of a name server that is dead: one that waits."""
+    """A lookup that waits stands for a dead name server."""
     released = threading.Event()
 
     def resolve(name):

@@ -1,4 +1,4 @@
-"""What the kernel tells of ports and PCIe links, by files as those in /sys; and what is wrong with a network."""
+"""Ports and PCIe links, read from files like those in /sys; and the findings on a network."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +24,7 @@ def pcie(width: int, speed: str, what: str = "max") -> dict[str, str]:
 
 
 def adapter(sys: Path, slot: Mapping[str, str], card: Mapping[str, str]) -> None:
-    """An adapter in a slot, where the kernel has both: a device below its bridge, with a link from its class."""
+    """Writes an adapter in a slot as the kernel shows it: a device below its bridge, with a link from its class."""
     bridge = sys / "devices/pci0000:00/0000:00:01.0"
     write(bridge, slot)
     write(bridge / "0000:01:00.0", card)
@@ -50,7 +50,7 @@ CARD = pcie(16, "16.0 GT/s PCIe")
     [
         (pcie(16, "32.0 GT/s PCIe"), pcie(8, "16.0 GT/s PCIe", "current"), "8 lanes of 16"),
         (pcie(16, "32.0 GT/s PCIe"), pcie(16, "8.0 GT/s PCIe", "current"), "8 GT/s of 16"),
-        # Nothing is known of the slot.
+        # The slot is unknown.
         ({}, pcie(8, "8.0 GT/s PCIe", "current"), "8 lanes of 16"),
     ],
 )
@@ -62,13 +62,13 @@ def test_an_adapter_whose_link_is_less_than_it_can_be(
 
 
 def test_an_adapter_can_no_more_than_its_slot(tmp_path: Path) -> None:
-    """A slot of fewer lanes than the card has, and an older one."""
+    """The slot has fewer lanes than the card, and is of an older generation."""
     adapter(tmp_path, pcie(8, "8.0 GT/s PCIe"), CARD | pcie(8, "8.0 GT/s PCIe", "current"))
     assert network.slow_pcie_links(tmp_path) == {}
 
 
 def test_gpus_are_those_of_their_driver(tmp_path: Path) -> None:
-    """Idle they are slower; but not with fewer lanes."""
+    """The link of an idle GPU is slower, but has no fewer lanes."""
     files = pcie(16, "32.0 GT/s PCIe")
     write(tmp_path / "bus/pci/drivers/nvidia/0000:17:00.0", files | pcie(4, "2.5 GT/s PCIe", "current"))
     write(tmp_path / "bus/pci/drivers/nvidia/0000:18:00.0", files | pcie(16, "2.5 GT/s PCIe", "current"))
@@ -77,7 +77,7 @@ def test_gpus_are_those_of_their_driver(tmp_path: Path) -> None:
 
 
 def test_what_has_no_link_of_its_own_is_left_out(tmp_path: Path) -> None:
-    """As a virtual function, and a machine without adapters."""
+    """Such as a virtual function; also a machine without adapters."""
     assert (network.ports(tmp_path), network.slow_pcie_links(tmp_path)) == ({}, {})
     adapter(tmp_path, {}, pcie(0, "Unknown") | pcie(0, "Unknown", "current"))
     assert network.slow_pcie_links(tmp_path) == {}
@@ -110,7 +110,7 @@ def test_the_fabrics_devices_are_asked_as_fabric_check_asks(monkeypatch: pytest.
 
 
 def test_a_limit_that_is_large_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an eighth of the memory, which is the default of some systems."""
+    """Such as an eighth of the memory, the default of some systems."""
     monkeypatch.setattr(fabric, "DEVICES", ("/dev/null",))
     monkeypatch.setattr(fabric.resource, "getrlimit", lambda which: (64 << 30, 64 << 30))
     assert network.gather(World(host="a", hosts=("a",)), DoctorOptions(device="cpu")).memlock == ""
@@ -125,7 +125,7 @@ def test_two_nodes_of_one_name() -> None:
 
 
 def test_the_interface_is_the_one_that_the_ranks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the way to the first node it may be another one."""
+    """The route to the first node may lead through another interface."""
     monkeypatch.setattr(network, "own_addresses", lambda: {"eth0": ["10.0.0.5"], "ib0": ["10.1.0.5"]})
     monkeypatch.setattr(network, "source_address", lambda host: "10.0.0.5")
     world = World(rank=1, world_size=2, host="b", hosts=("b", "b"))

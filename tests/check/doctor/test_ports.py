@@ -80,7 +80,7 @@ def test_another_program_at_the_port_is_not_taken_for_the_node():
 
 
 def test_what_swallows_large_messages_is_called_so(monkeypatch):
-    """In place of a link with another MTU: a program that reads no more than the first words."""
+    """A program that reads only the first message stands for a link with another MTU."""
     monkeypatch.setattr(ports, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()
@@ -97,7 +97,7 @@ def test_what_swallows_large_messages_is_called_so(monkeypatch):
 
 
 def test_a_port_that_drops_is_called_so(monkeypatch):
-    """In place of a firewall: what connects says that time is up."""
+    """A connection that times out stands for a firewall."""
 
     def late(*args: object, **kwargs: object) -> None:
         raise TimeoutError("timed out")
@@ -111,7 +111,7 @@ def places(size):
 
 
 def probes(*failed: tuple[int, int], size: int = 5, wrong="timed out"):
-    """What all of `size` nodes see of each other where `failed` ways are closed."""
+    """The probes of all of `size` nodes to each other; those in the directions `failed` have failed."""
     ways = permutations(range(size), 2)
     return [Probe(f"n{one}", f"n{other}", 40000, wrong if (one, other) in failed else "") for one, other in ways]
 
@@ -120,7 +120,7 @@ WHERE = f" on ports {ports.ephemeral_range()}, on which gloo and NCCL listen"
 
 
 def findings(size: int, seen: list[Probe]) -> list[Finding]:
-    """What is found where the nodes saw this of each other."""
+    """The findings on `size` nodes that made the probes `seen`."""
     return ports.findings(
         {
             place.host: [Facts(place, "", tuple(one for one in seen if one.source == place.host))]
@@ -211,12 +211,12 @@ def test_the_chosen_interface_and_without_one_the_way_to_the_master():
     assert choose({"GLOO_SOCKET_IFNAME": "hsn0,ib1"}, INTERFACES) == ("ib1", "10.2.0.5")
     assert choose({"MASTER_ADDR": "127.0.0.1"}, INTERFACES) == ("lo", "127.0.0.1")
     assert choose({}, {}) == ("", "")
-    # One that is not there: gloo does not start.
+    # With an interface that does not exist, gloo does not start.
     assert choose({"GLOO_SOCKET_IFNAME": "hsn0", "MASTER_ADDR": "127.0.0.1"}, INTERFACES) == ("", "")
 
 
 def test_more_nodes_than_may_all_look_at_each_other(monkeypatch):
-    """In place of nodes: threads of this process, and a store in its memory."""
+    """Threads of this process stand for the ranks; their store is in its memory."""
     size, ranks_a_node = 36, 2
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

@@ -23,7 +23,7 @@ BIN = Path(sys.executable).parent
 def start(
     command: str, *argv: str, folder: Path, env: Mapping[str, str] = {}, before: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """The ended command of this project, after a line of shell, with nothing of a job that the tests may run in."""
+    """Runs our command after the shell code `before`, without the variables of a job that the tests may run in."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     words = [str(BIN / command), *argv] if command != "python" else [sys.executable, *argv]
     return subprocess.run(
@@ -41,7 +41,7 @@ def test_two_ranks_tell_a_program(tmp_path: Path) -> None:
     done = start("muster", "doctor", "--json", "--device=cpu", "--nproc-per-node=2", folder=tmp_path)
     told = json.loads(done.stdout)
     findings = found_of(told)
-    # What is wrong with this machine is not known here; but nothing of it keeps ranks from speaking.
+    # This machine may have faults, but none that stops ranks from communicating.
     assert {finding.about for finding in findings} <= {"shm", "open files", "cores", "checkpoints"}, done.stdout
     assert done.returncode == told["code"] == code_of(findings)
     assert told["ranks"] == 2
@@ -50,7 +50,7 @@ def test_two_ranks_tell_a_program(tmp_path: Path) -> None:
     names = [part["name"] for part in told["parts"]]
     assert names[0] == "software"
     assert names[-1] == "collectives"
-    # A person sees meanwhile what is being done, from one rank.
+    # Meanwhile one rank prints each step.
     steps = [line for line in done.stderr.splitlines() if line.startswith("muster doctor: ")]
     assert len(steps) == len(set(steps)) >= 3, done.stderr
     assert "collectives" in steps[-1]
@@ -58,7 +58,7 @@ def test_two_ranks_tell_a_program(tmp_path: Path) -> None:
 
 
 def test_warnings_leave_the_way_to_a_training_open(tmp_path: Path) -> None:
-    """`muster doctor && train ddp` goes on."""
+    """`muster doctor && train ddp` trains."""
     done = start(
         "muster", "doctor", "--quick", "--device=cpu", "--nproc-per-node=2", folder=tmp_path, before="ulimit -n 300"
     )
@@ -91,7 +91,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_host(tmp_path: Path, unused
     assert "waited 3 s" in finding.seen
 
 
-# Rank 1 is killed in its first reduce: nothing of Muster runs there any more.
+# Rank 1 is killed in its first reduce, and so can't report anything.
 KILLED = """
 import os, signal, sys, threading, time
 def plant():

@@ -1,4 +1,4 @@
-"""What a person sees of a look, and what a program gets."""
+"""The output of doctor: the text, and the JSON object."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from tests.check.doctor.healthy import SUBJECTS, Told, healthy, with_node
 
 
 def found_at(told: Told) -> tuple[Report, World]:
-    """What is found in `told`, and the world that it is of."""
+    """The report on the Facts `told`, and their world."""
     hosts = tuple(host for host, ranks in told["memory"].items() for _ in ranks)
     facts = [{"rank": rank, "host": host} for rank, host in enumerate(hosts)]
     of_subjects = [(subject, told[subject.NAME]) for subject in SUBJECTS]
@@ -96,13 +96,13 @@ def test_what_comes_from_a_node_does_not_write_on_the_terminal() -> None:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a rank tells of a subject that there is not."""
+    """The Facts of an invented subject."""
 
     release: str
 
 
 class KernelSubject:
-    """A subject of a test's own, with the face that all have; what it finds has this level, and is about this."""
+    """An invented subject with the interface of all subjects; its findings have this `level` and `about`."""
 
     Facts = Kernel
 
@@ -133,7 +133,7 @@ def test_a_new_subject_needs_no_more_than_its_face() -> None:
 def test_collectives_are_tried_but_where_ranks_may_not_reach_each_other(
     monkeypatch: pytest.MonkeyPatch, level: Literal["warning", "failed"], about: str, is_tried: bool
 ) -> None:
-    """They would wait for their time-out, and say less than what was found before."""
+    """They would wait for their timeout, and tell less than the findings before them."""
     first, last = KernelSubject(level, about), KernelSubject("warning", "collectives")
     monkeypatch.setattr(run, "STEPS", (("the nodes", (first,)), ("collectives", (last,))))
     found = Report()

@@ -1,4 +1,4 @@
-"""Software that is not the same on all nodes, and where it is read."""
+"""Software that differs between nodes, and the files from which its versions are read."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Where checkpoints go."""
+"""The storage for checkpoints."""
 
 import errno
 import shutil
@@ -42,7 +42,7 @@ def test_a_rank_that_waits_for_a_file_system_is_not_missed_by_the_others(monkeyp
 
 def test_a_look_that_can_not_be_started_costs_only_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")  # of a user with too many processes
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")  # the user has too many processes
 
     monkeypatch.setattr(processes, "run", run)
     assert storage.measure("/dev/shm").trouble == "the check ended without an answer"

@@ -1,4 +1,4 @@
-"""What is true of all subjects: facts of each rank, and one thing at a time that differs on a node."""
+"""All subjects: the facts that each rank gathers, and the finding for each value that differs on one node."""
 
 import json
 from importlib import metadata
@@ -79,7 +79,7 @@ def test_nothing_is_found_on_healthy_nodes(told: Told) -> None:
 
 
 def test_nothing_is_made_of_what_nobody_can_tell() -> None:
-    """Ranks that can tell nothing but where they are."""
+    """Facts in which almost all values are unknown."""
     told: Told = {
         "software": {host: [software.Facts()] for host in "ab"},
         "GPUs": {host: [gpus.Facts(rank=rank)] for rank, host in enumerate("ab")},
