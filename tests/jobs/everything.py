@@ -35,7 +35,7 @@ read = 2026-11-01
 
 
 def site(folder: Path, scheduler: str, name: str = "a $(touch harm) site.toml") -> str:
-    """The path of such a profile, just written."""
+    """Writes such a profile; returns its path."""
     path = folder / name
     path.write_text(EVERYTHING.format(scheduler=scheduler))
     return str(path)

@@ -1,4 +1,4 @@
-"""The job scripts that are kept in jobs/: `make jobs` renders them anew from the profiles there."""
+"""The job scripts and manifests in jobs/: `make jobs` renders them again from the profiles there."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from muster.paths import JOBS
 
 
 def kept() -> Mapping[Path, str]:
-    """The files, and what they hold."""
+    """The files, with the contents that they have to have."""
     files: dict[Path, str] = {}
     for name in profiles.names_in(profiles.SITES):
         site = profiles.load_site(name)

@@ -1,6 +1,6 @@
-"""The pods that Kubernetes' controllers would make of a manifest: their names, variables and commands, by the rules.
+"""The pods that Kubernetes' controllers would make of a manifest: their names, variables and commands.
 
-A stand-in: no cluster runs here. What it has to be right about is in the sources.
+It stands for a cluster, as none runs here. The sources have the rules.
 
 Source: https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables/
 Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode
@@ -18,7 +18,7 @@ import yaml
 from muster.entrypoint.jobs import making
 from muster.entrypoint.jobs.script import Wanted
 
-# The kubelet's own, in every pod.
+# The kubelet sets them in every pod.
 KUBELET = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 PORT = "23456"
 IMAGE = "registry.example/team/muster:1.0@sha256:" + 64 * "0"
@@ -30,10 +30,10 @@ class Pod:
 
     Attributes:
         host: its host name.
-        address: the name by which the others know it.
+        address: the name by which other pods reach it.
         env: the variables of its main container.
-        command: what that runs.
-        before: what runs before it, to its end; nothing where this is empty.
+        command: the command of its main container.
+        before: the command of its init container, which has to end first; empty without one.
     """
 
     host: str
@@ -65,7 +65,7 @@ def job(text: str) -> dict[str, Any]:
 
 
 def template(document: dict[str, Any]) -> dict[str, Any]:
-    """The pods' template of a job: of a PyTorchJob, the master's."""
+    """The pod template of a job; of a PyTorchJob, that of the master."""
     spec = document["spec"]
     if document["kind"] == "PyTorchJob":
         return spec["pytorchReplicaSpecs"]["Master"]["template"]
@@ -79,7 +79,7 @@ def of(text: str, old_operator: bool = False) -> list[Pod]:
 
     Args:
         text: the manifest.
-        old_operator: a PyTorchJob is run by a training operator before 1.7.
+        old_operator: whether the training operator that runs a PyTorchJob is older than 1.7.
     """
     document = job(text)
     name, spec = document["metadata"]["name"], document["spec"]
@@ -91,7 +91,7 @@ def of(text: str, old_operator: bool = False) -> list[Pod]:
         base, spec, domain = f"{name}-{group['name']}-0", group["template"]["spec"], spec["network"]["subdomain"]
     else:
         base, domain = name, spec["template"]["spec"]["subdomain"]
-        # The pods' names are those of a Service without an address; it finds them by a label of the Job's controller.
+        # A Service without an address gives the pods their names; it selects them by a label that the Job sets.
         assert service["kind"] == "Service"
         assert service["metadata"]["name"] == domain
         assert service["spec"]["clusterIP"] == "None"

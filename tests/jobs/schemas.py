@@ -1,8 +1,8 @@
-"""Manifests held to the schemas that are published for them, strictly: a field that no schema knows is an error.
+"""Checks manifests against their published schemas, strictly: a field that no schema knows is an error.
 
-The core kinds have JSON schemas. JobSet and PyTorchJob are extensions: what registries of packages have of those is
-classes generated from them. These tell the names and types of fields, not which values an enumeration or a rule allows.
-The child Job and the pods in them are held to the core's schemas again.
+The core kinds have JSON schemas. JobSet and PyTorchJob are extensions, of which package registries have only classes
+generated from the schemas: these have the names and types of fields, not the values that an enumeration or a rule
+allows. The child Job and the pods in them are checked against the core schemas too.
 """
 
 from typing import Any
@@ -11,15 +11,15 @@ import kubernetes_validate
 from kubeflow.training import models as kubeflow
 from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2JobSet
 
-# The oldest with all of a Job's podFailurePolicy, and the newest that is known.
+# The oldest version with all of a Job's podFailurePolicy, and the newest known one.
 VERSIONS = ("1.31", kubernetes_validate.latest_version())
 
 
 def check(document: dict[str, Any]) -> None:
-    """Returns if a document of a manifest is what its schemas say.
+    """Checks a document of a manifest against its schemas.
 
     Raises:
-        Exception: it is not; the text names the field.
+        Exception: it does not match; the message names the field.
     """
     if document["kind"] == "JobSet":
         assert document["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
@@ -39,7 +39,7 @@ def _core(document: dict[str, Any]) -> None:
 
 
 def _same(given: Any, read: Any, where: str) -> None:
-    """Raises unless all that was `given` has been `read`: the classes drop what they don't know, silently."""
+    """Raises unless all of `given` is in `read`: the classes silently drop fields that they don't know."""
     if isinstance(given, dict):
         if given.keys() != read.keys():
             raise ValueError(f"{where}: {sorted(given.keys() ^ read.keys())}")

@@ -1,4 +1,4 @@
-"""Stand-ins for what only a cluster has: they write down their words and variables, and end as they are told."""
+"""Stand-ins for programs of a cluster: they record their arguments and variables; launchers end with $CODE."""
 
 import os
 import subprocess
@@ -88,7 +88,7 @@ class Cluster:
             (self.bin / name).chmod(0o755)
 
     def run(self, name: str, text: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        """The ended script, in a job of the scheduler that the profile `name` is for."""
+        """Runs the script `text` in a job of the scheduler of the profile `name`; returns the completed process."""
         script = self.folder.parent / "script"
         script.write_text(text)
         env = {**self.variables, **self.job[name], **more}
@@ -96,7 +96,7 @@ class Cluster:
         return subprocess.run(argv, cwd=self.folder, env=env, capture_output=True, text=True, timeout=240)
 
     def words(self, name: str) -> list[list[str]]:
-        """The words of each call of the stand-in `name`."""
+        """The arguments of each call of the stand-in `name`, sorted."""
         calls = [path.read_bytes().decode() for path in self.records.glob(f"{name}.*")]
         return sorted(call.split("\0")[:-1] for call in calls)
 

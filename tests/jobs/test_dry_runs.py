@@ -1,7 +1,7 @@
-"""The scripts run, with stand-ins for what only a cluster has: they write down their words, and end as they are told.
+"""Runs of the job scripts, with the stand-ins of standins.py for programs that only a cluster has.
 
 Slurm and Grid Engine run them for real: tests/clusters/test_jobs.py, tests/image/test_jobs.py. PBS, LSF and Flux can't
-be started here: that their commands take these words was read in their documentation only.
+be started here: that their commands take these arguments is known from their documentation only.
 """
 
 import subprocess
@@ -22,19 +22,19 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def launched(cluster: Cluster, name: str) -> list[str]:
-    """The words of the call that starts containers."""
+    """The arguments of the call that starts containers."""
     calls = cluster.words(NAMES[name])
     (words,) = [call for call in calls if call[0] not in ("getattr", "job", "--version", "--parent")]
     return words
 
 
 def resubmitted(cluster: Cluster) -> list[list[str]]:
-    """The words of each call by which a job of Flux goes back into the queue."""
+    """The arguments of each call that puts a Flux job back into the queue."""
     return [words for words in cluster.words("flux") if words[:2] == ["--parent", "batch"]]
 
 
 def container(cluster: Cluster, words: Sequence[str], engine: str = "apptainer") -> list[str]:
-    """What follows the launcher's own words, from the container's command on."""
+    """`words` from the container's command on, without the launcher's own arguments."""
     return list(words[words.index(engine) :])
 
 
@@ -70,7 +70,7 @@ def test_one_container_a_node_with_the_arguments_of_the_job(cluster: Cluster, na
     }[name]
     assert words[: words.index("apptainer")] == before
     variables = cluster.environment(NAMES[name])
-    # A generic profile says nothing to a launch, which may recognise the site by itself.
+    # A generic profile does not set MUSTER_SITE: the launch may recognise the site by itself.
     assert ("MUSTER_SITE" in variables, variables["MUSTER_MAX_REQUEUES"]) == (False, "10")
     if name in ("pbs", "lsf"):
         assert variables["MUSTER_HOSTS"] == "h1 h2"
@@ -82,11 +82,11 @@ def test_grid_engine_tells_each_host_what_to_run_by_its_input(cluster: Cluster) 
     given = {"NCCL_DEBUG": "a b\nc", "HF_TOKEN": "hf_secret", "APPTAINER_DOCKER_PASSWORD": "it's $(touch harm)"}
     done = cluster.run("grid-engine", making.make("grid-engine", Wanted()), *arguments, OTHER="x", **given)
     assert done.returncode == 0, done.stderr
-    # Everybody on a host sees a command line.
+    # All users of a host can see command lines, so secrets go through the input.
     assert cluster.words("qrsh") == [["-inherit", host, "/bin/bash", "-s"] for host in ("h1", "h2")]
     first, second = (path.read_text() for path in cluster.records.glob("input.*"))
     assert first == second
-    # apptainer's stand-in shows what comes out, in a shell with nothing set.
+    # apptainer's stand-in records the result, in a shell with no other variables.
     env = {"RECORDS": str(cluster.records)}
     subprocess.run(["/bin/bash", "-s"], input=first, text=True, cwd="/", env=env, check=True, timeout=240)
     (words,) = cluster.words("apptainer")
@@ -110,7 +110,7 @@ def test_whatever_is_in_a_profile_does_no_harm(cluster: Cluster, tmp_path: Path,
         words = launched(cluster, name)
         assert words[-len(command) - 1 :] == [cluster.image.name, *command]
         assert "--opt=a 'b' $(touch harm)" in container(cluster, words, "singularity")
-        # What stands for LSF's blaunch here has no such options: they are jsrun's.
+        # A profile's flags for LSF are for jsrun; blaunch, which runs here, does not get them.
         if scheduler != "lsf":
             assert "--flag=$(touch harm) 'x'" in words
     assert not list(tmp_path.rglob("harm"))
@@ -132,7 +132,7 @@ def test_the_path_of_ones_own_profile_is_bound_as_it_is(cluster: Cluster, tmp_pa
 
 
 def test_a_job_of_pbs_goes_back_into_the_queue_for_the_project_that_it_is_charged_to(cluster: Cluster) -> None:
-    """As at NCI and ABCI, which charge `qsub -P`. Elsewhere PBS has a name of its own there."""
+    """As at NCI and ABCI, which charge the project of `qsub -P`. Elsewhere PBS fills in a default of its own."""
     done = cluster.run("pbs", making.make("pbs", Wanted()), CODE="75", PROJECT="vp 91")
     assert done.returncode == 75, done.stderr
     (words,) = cluster.words("qsub")
@@ -144,7 +144,7 @@ def test_a_job_of_pbs_goes_back_into_the_queue_for_the_project_that_it_is_charge
 @pytest.mark.parametrize("name", NAMES)
 def test_exit_codes_and_who_goes_back_into_the_queue(cluster: Cluster, name: str, code: int) -> None:
     done = cluster.run(name, making.make(name, Wanted()), "--epochs", "3", CODE=str(code), MUSTER_ARGS="--epochs 3")
-    # LSF requeues what ends with 75: it was told so by `-Q 75`.
+    # LSF requeues a job that ends with 75, by its directive `-Q 75`.
     assert done.returncode == code, done.stderr
     again = [*cluster.words("scontrol"), *cluster.words("qsub")]
     again += resubmitted(cluster)

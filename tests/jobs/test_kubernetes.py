@@ -1,4 +1,4 @@
-"""Kubernetes' manifests: what `train` finds in their pods, what comes out of them, and what is refused."""
+"""Kubernetes' manifests: what `train` detects in their pods; the pods' rights, restarts, exit codes and waits."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ PORTS = {"job": 29500, "jobset": 29500, "pytorchjob": 23456}
 
 
 def detected(pod: pods.Pod, folder: Path) -> dict[str, Any]:
-    """What `muster detect` says in a pod."""
+    """The output of `muster detect` in a pod."""
     file = pod.record(folder / f"{pod.host}.env")
     code = "import sys; from muster.entrypoint.cli import muster; sys.argv[0] = 'muster'; muster()"
     answer = subprocess.run(
@@ -130,7 +130,7 @@ def test_a_pytorchjobs_pod_ends_by_a_code_that_the_operator_understands(code: in
 
 
 def test_a_pytorchjobs_pod_waits_for_training_to_end_after_sigterm(tmp_path: Path) -> None:
-    """As the kubelet does it: SIGTERM to process 1 of the pod, and the exit code of that."""
+    """As the kubelet does it: SIGTERM goes to process 1 of the pod, whose exit code counts."""
     require_programs("tini")
     code = (
         "import pathlib, signal, sys, time\n"
@@ -154,7 +154,7 @@ def test_a_pytorchjobs_pod_waits_for_training_to_end_after_sigterm(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
 def test_pods_wait_until_the_names_of_all_are_known(kind: str, tmp_path: Path) -> None:
-    """The wait of the manifest, with a `getent` in the resolver's place that knows a name when it is asked again."""
+    """The wait in the manifest; a stand-in for `getent` knows a name only when it is asked a second time."""
     text = manifest(kind, nodes=3)
     stand_in = tmp_path / "getent"
     stand_in.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ "$(grep -c "$2" {tmp_path}/asked)" -ge 2 ]\n')
@@ -166,7 +166,7 @@ def test_pods_wait_until_the_names_of_all_are_known(kind: str, tmp_path: Path) -
     assert subprocess.run(words, env=env, timeout=240, check=False).returncode == 0
     asked = (tmp_path / "asked").read_text().splitlines()
     assert asked == [f"ahosts {pod.address}" for pod in pods.of(text) for _ in range(2)]
-    # Names that never come end the wait, by an exit code that is neither 2 nor 75.
+    # If a name stays unknown, the wait ends with an exit code that is neither 2 nor 75.
     stand_in.write_text("#!/bin/sh\nexit 2\n")
     assert subprocess.run(["timeout", "0.2", *words[2:]], env=env, timeout=240, check=False).returncode == 124
 

@@ -1,4 +1,4 @@
-"""Kubernetes' manifests: what users type reaches the pods as it is; what Kubernetes would refuse is refused here."""
+"""Kubernetes' manifests: users' arguments reach the pods unchanged; values that Kubernetes would refuse are refused."""
 
 import json
 import shlex
@@ -124,7 +124,7 @@ def test_what_the_user_asks_for_is_in_the_manifest() -> None:
     (made_by,) = [line for line in text.splitlines() if line.startswith("# Made by:")]
     for words in ("--kind job", "--claim runs", "--device rdma/hca=2", "--nodes 3", "--image ghcr.io/a/b:1"):
         assert words in made_by
-    # It makes the same again.
+    # That command makes the same manifest again.
     typed = shlex.split(made_by.removeprefix("# Made by:"))
     code = f"import sys; from muster.entrypoint.cli import muster; sys.argv = {typed!r}; muster()"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=240)

@@ -1,4 +1,4 @@
-"""Kubernetes' manifests are as their published schemas say, strictly: a misspelt field would be found."""
+"""Kubernetes' manifests match their published schemas, checked so strictly that a misspelt field is found."""
 
 import copy
 from typing import Any
@@ -29,7 +29,7 @@ def test_manifests_are_as_their_published_schemas_say(kind: str, shape: dict[str
         schemas.check(document)
 
 
-# Where a mistake is made, in each kind.
+# Mistakes in each kind of manifest: the path, and a field that does not exist there.
 MISTAKES = {
     "job": [
         ("spec", "podFailurePolicies"),

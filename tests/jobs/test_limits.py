@@ -1,6 +1,6 @@
 """The scripts tell the training when the job ends, and how long it has after a warning.
 
-The commands are stand-ins: that qstat, bjobs, squeue and flux answer so was read in their documentation.
+The commands are stand-ins, which answer as the documentation of qstat, bjobs, squeue and flux says.
 """
 
 import re
@@ -22,7 +22,7 @@ def cluster(tmp_path: Path) -> Cluster:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("told", ["02:00:00", "120.0/hostA", "7200", "", "unlimited", "$(touch harm)"])
 def test_the_launch_is_told_what_the_scheduler_says_of_the_limit(cluster: Cluster, name: str, told: str) -> None:
-    """What it makes of that: tests/entrypoint/launch/test_job.py."""
+    """tests/entrypoint/launch/test_job.py tests how the launch reads it."""
     before = int(time.time())
     done = cluster.run(name, making.make(name, Wanted()), LIMIT=told)
     assert done.returncode == 0, done.stderr

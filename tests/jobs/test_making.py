@@ -1,4 +1,4 @@
-"""The scripts: those that are kept, and what is written into them."""
+"""The job scripts: the files in jobs/ are up to date, and profiles and options have their effect."""
 
 import re
 import tomllib
@@ -67,7 +67,7 @@ def test_directives_stand_before_the_first_command() -> None:
             first = lines.index("")
             assert not [line for line in lines[first:] if line.startswith(marks)]
             assert [line for line in lines[:first] if line.startswith(marks)]
-            # Flux takes any line for one that has its name and a colon first, and they have to stand together.
+            # Flux takes any line that begins with its name and a colon for a directive; they have to stand together.
             of_flux = [number for number, line in enumerate(lines) if re.match(r"\W*flux:", line, re.IGNORECASE)]
             is_flux = path.suffix == ".flux"
             assert of_flux == (list(range(of_flux[0], of_flux[-1] + 1)) if is_flux else [])
@@ -78,7 +78,7 @@ def test_no_word_of_the_user_becomes_a_directive(name: str) -> None:
     marks = ("#SBATCH", "#PBS", "#BSUB", "#$ ", "# flux:")
     hostile = "".join(f"\n{mark} -q harm\r{mark} -q harm\n" for mark in marks)
     text = making.make(name, Wanted(command=("muster", "run", hostile)), file=hostile)
-    # As whoever takes a carriage return for the end of a line too.
+    # Some programs take a carriage return for the end of a line too.
     lines = re.split("[\r\n]", text)
     assert not [line for line in lines if line.startswith(marks) and "harm" in line]
     with pytest.raises(MusterError, match="one line of printable characters"):
@@ -99,7 +99,7 @@ def test_all_options_of_a_job_leave_its_script_as_short(name: str) -> None:
     asked = Wanted(account="p1", partition="long", gpus=0)
     text = making.make(name, asked)
     assert len(text.splitlines()) <= 40
-    # Its container gets no GPUs, so it asks for none, and does not say how to.
+    # The job's container gets no GPUs, so the script asks for none, and does not say how to.
     assert not re.search(r"--nv|--gpus-|-gpu .num|ngpus=", text)
 
 
@@ -107,7 +107,7 @@ def test_all_options_of_a_job_leave_its_script_as_short(name: str) -> None:
 def test_many_directives_of_a_profile_leave_its_script_as_short(scheduler: str) -> None:
     directives = ["-l place=scatter:excl", "-R y", "-m n", "--hint=nomultithread", "--qos=normal", "-G team", "-x"]
     text = EVERYTHING.format(scheduler=scheduler).replace('["--opt=$(touch harm) x"]', str(directives))
-    # The path stands in the script: one as long as that of a home folder.
+    # The script contains the path, so it is only as long as a path in a home folder.
     with TemporaryDirectory() as folder:
         path = Path(folder) / "site.toml"
         path.write_text(text.replace("[launch]", "[launch]\ngpus = {value = '-l gpu={gpus}', source = 's'}"))

@@ -1,4 +1,4 @@
-"""How GPUs are asked for: in the scheduler's usual words, or in the profile's; once, and as many as the user wants."""
+"""Requests for GPUs: by the scheduler's usual option or the profile's; once, and for as many as the user wants."""
 
 import json
 from pathlib import Path

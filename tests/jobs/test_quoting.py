@@ -1,4 +1,4 @@
-"""Whatever stands in a value, a shell reads it as that."""
+"""Quoting: a shell reads every value unchanged."""
 
 import subprocess
 

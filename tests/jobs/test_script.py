@@ -1,4 +1,4 @@
-"""Time limits, as typed and as schedulers want them."""
+"""Time limits, as users type them and as schedulers take them."""
 
 import pytest
 

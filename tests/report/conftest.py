@@ -1,4 +1,4 @@
-"""Runs to report on: recorded ones, and copies of them with other numbers."""
+"""Runs to report on: recorded ones, and copies of them with changed values."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ RECORDINGS = Path(__file__).resolve().parent / "recordings"
 
 Make = Callable[..., Path]
 
-# What a later version leaves besides, written by hand here: rank 0's steps, the shares, the ranks, the card's peak.
+# More values that later versions write into a summary, here written by hand: shares, ranks, the GPU's peak, MFU.
 MORE: dict[str, Any] = {
     "shares": {"data": 0.02, "compute": 0.9, "communication": 0.08},
     "slowest_rank": {"rank": 1, "host": "node02", "seconds": 0.09, "median_s": 0.08, "ratio": 1.125},
@@ -33,7 +33,7 @@ MORE: dict[str, Any] = {
 def recordings() -> Path:
     """The folder of recorded runs.
 
-    scale/ (w1, w2, w4) and gpt/ are from before steps, shares and ranks were measured; measured/ is from after.
+    scale/ (w1, w2, w4) and gpt/ are older than the measurement of steps, shares and ranks; measured/ is newer.
     """
     return RECORDINGS
 
@@ -60,7 +60,7 @@ def make(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def measured(make: Make) -> Path:
-    """A run that has all that a later version measures."""
+    """A run with all values that later versions measure."""
     lines = [
         json.dumps(
             {

@@ -1,4 +1,4 @@
-"""The page: whole, closed, escaped, and nothing loaded from elsewhere."""
+"""The page: complete, with all tags closed and all text escaped; it loads nothing."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ VOID = {"meta", "br", "img"}
 
 
 class Reader(HTMLParser):
-    """Reads a page as a browser does that forgives nothing."""
+    """A strict reader of a page: each end tag has to close the tag that was opened last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def drawings(page: Path) -> dict[str, str]:
 
 
 def texts(drawing: str) -> list[str]:
-    """What is written in an SVG file."""
+    """The texts in an SVG file."""
     found = ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")
     return ["".join(text.itertext()) for text in found]
 
@@ -137,7 +137,7 @@ def test_all_that_a_run_says_is_escaped(make: Make, tmp_path: Path) -> None:
     assert "\x1b" not in text
     words = " ".join(reader.words)
     assert all(name in words for name in named)
-    # In the charts too, and dollars stay dollars.
+    # In the charts too, where a text between dollars is no formula.
     for drawing in drawings(page).values():
         assert "\x1b" not in drawing
         assert "<script" not in drawing

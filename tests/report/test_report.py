@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def muster(*arguments: str, cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """`muster report` with `arguments`, in the folder `cwd`."""
+    """Runs `muster report` with `arguments`, in the folder `cwd`."""
     code = (
         f"import sys; sys.argv = {['muster', 'report', *arguments]!r}; from muster.entrypoint import cli; cli.muster()"
     )
@@ -37,7 +37,7 @@ def test_tables_and_page_of_recorded_runs(recordings: Path, tmp_path: Path) -> N
         "Efficiency = rate(W) / (W/W0 x rate(W0))",
     ):
         assert said in answer.stdout
-    # Several runs: the report is here, and the last line says so.
+    # The report on several runs is in the current folder, and the last line names it.
     assert answer.stdout.splitlines()[-1].endswith("report/index.html")
     assert [path.name for path in (tmp_path / "report").iterdir()] == ["index.html"]
 
@@ -54,7 +54,7 @@ def test_the_report_of_a_folder_lies_in_it(make: Make, tmp_path: Path) -> None:
     make("all/b")
     page = report([str(tmp_path / "all")], None)
     assert page == tmp_path / "all" / "report" / "index.html"
-    # And is no run the next time; it is made anew.
+    # The next report does not take it for a run, and replaces the page.
     (page.parent / "mine.txt").write_text("mine")
     assert report([str(tmp_path / "all")], None) == page
     assert (page.parent / "mine.txt").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""Reading runs: whole, cut off, older, damaged; one, several, folders of them."""
+"""Reading runs: complete, cut off, older and damaged ones; one run, several, a folder of runs."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ def test_a_recorded_run_is_read_whole(recordings: Path) -> None:
     assert shown["model"] == ("resnet18",)
     assert shown["state"] == ("done",)
     assert shown["images a second, a rank"] == (f"{summary['images_per_second'] / 2:.2f}",)
-    # What this version does not measure is no row of dashes.
+    # A value that the run's version did not measure has no row.
     assert "MFU" not in shown
 
 
@@ -52,13 +52,13 @@ def test_all_that_a_run_measures_is_in_the_table(measured: Path) -> None:
 def test_a_folder_stands_for_the_runs_in_it(recordings: Path) -> None:
     found, _ = runs.read_all([str(recordings / "scale"), str(recordings / "gpt")])
     assert [run.label for run in found] == ["w1", "w2", "w4", "gpt"]
-    # Each once, however often it was named.
+    # Each run once, however often it was named.
     again, _ = runs.read_all([str(recordings / "scale"), *(str(run.folder / "summary.json") for run in found)])
     assert [run.folder for run in again] == [run.folder for run in found]
 
 
 def test_of_several_folders_those_without_a_run_are_left_out_with_a_note(make: Make) -> None:
-    """As runs/* has a folder of a training that failed before its first result."""
+    """runs/* may include the folder of a training that failed before its first result."""
     good, damaged = make("all/good"), make("all/damaged")
     (damaged / "summary.json").write_text("{")
     failed = good.parent / "failed"
@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_after_its_summary_says_what_its_speed_is_of(make: Ma
     (run,), _ = runs.read_all([str(make("resumed", {"step": 120}, [json.dumps(line), ""]))])
     shown = cells([run])
     assert shown["state"] == ("not finished: speeds are those up to step 120",)
-    # What is learnt is that of the last line, not of the old end.
+    # The accuracy is that of the last line, not that of the older summary.
     assert shown["valid. accuracy"] == ("99.90%",)
     assert shown["steps in all"] == ("400",)
 
@@ -176,7 +176,7 @@ def test_closed_folders_hide_no_runs(make: Make, mode: int, request: pytest.Fixt
         found, notes = runs.read_all(["all"])
         assert [run.label for run in found] == ["good"]
         assert notes == ["left out: all/shut: the folder can't be read: Permission denied"]
-        assert runs.read_all(["all/good", "all/shut"]) == (found, notes)  # as the shell writes all/*
+        assert runs.read_all(["all/good", "all/shut"]) == (found, notes)  # as the shell expands all/*
         for given in ("all/shut", "all/shut/summary.json"):
             with pytest.raises(MusterError) as error:
                 runs.read_all([given])

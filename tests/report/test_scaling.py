@@ -1,4 +1,4 @@
-"""Scaling: the arithmetic by hand, and what is not compared."""
+"""Scaling: speedups and efficiencies calculated by hand, and runs that are not compared."""
 
 import json
 from pathlib import Path
