@@ -17,10 +17,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Report:
-    """A line of JSON for each test that starts, and for how it ended."""
+    """Writes a line of JSON when a test starts, and one with its result."""
 
     def __init__(self, path: Path) -> None:
-        # Open from now on: tests change who they are, and what they may write.
+        # Opened here, as tests change their user, and what they may write.
         self.file = path.open("a", buffering=1)
         self.seconds = 0.0
         self.processors_s = 0.0
@@ -53,7 +53,7 @@ class Report:
 
 
 def processors_s() -> float:
-    """Seconds of processors that this process has used, and those that it started and that have ended."""
+    """CPU seconds of this process, and of its child processes that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def as_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """In tmp_path, as a user to whom a folder can be closed: root reads all."""
+    """Runs the test in tmp_path, as a user other than root: no folder is closed to root."""
     monkeypatch.chdir(tmp_path)
     tmp_path.chmod(0o755)
     if os.geteuid():

@@ -26,13 +26,13 @@ MARK = "MUSTER_TEST_MARK"
 """A variable by which the processes of a command are found, whatever session and process group they are in."""
 
 RUNS = Path(__file__).parent / "report" / "recordings"
-"""What `muster report` reads."""
+"""The runs that `muster report` reads."""
 
 FIRST_S = 0.05
 END_S = 60.0
 GONE_S = 15.0
 
-# Ends silently, as a script that saves its work at Ctrl-C does. Not in Python, whose own start ends with a traceback.
+# It ends silently, as a script that saves its work at Ctrl-C. It is not in Python, whose start ends with a traceback.
 SCRIPT = """#!/bin/sh
 trap 'exit 130' INT
 sleep 120 &
@@ -51,7 +51,7 @@ COMMANDS: dict[str, tuple[float, list[str]]] = {
     "detect": (0.8, ["muster", "detect"]),
     "job": (0.8, ["muster", "job", "slurm"]),
 }
-"""By name: until when it is interrupted, in seconds of an idle machine, and its words."""
+"""By name: the latest time of the interruption, in seconds on an idle machine, and the command's words."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Ended:
     """How an interrupted command has ended.
 
     Attributes:
-        code: None where it did not within END_S.
-        said: both of its streams.
-        left: the command lines of processes that it left.
+        code: the exit code; None where it did not end within END_S.
+        said: its output, from both streams.
+        left: the command lines of processes that it left behind.
     """
 
     code: int | None
@@ -69,7 +69,7 @@ class Ended:
     left: tuple[str, ...]
 
     def fault(self, *, is_group: bool = True) -> str:
-        """What is wrong about it; empty where nothing is."""
+        """What is wrong; empty where nothing is."""
         if self.code is None:
             return f"not over after {END_S:g} s"
         if self.left:
@@ -82,11 +82,11 @@ class Ended:
 
 
 def interrupt(argv: Sequence[str], after_s: float, folder: Path, *, to_group: bool = True) -> Ended:
-    """`argv`, interrupted after `after_s`: the whole process group, as a terminal does, or the one process."""
+    """Runs `argv`, and interrupts it after `after_s`: the process group, as a terminal does, or the one process."""
     mark = uuid.uuid4().hex
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "SLURM_", "PET_"))}
     env |= {MARK: mark, "OMP_NUM_THREADS": "1"}
-    # What starts the tests in the background may have them ignore it.
+    # A shell that starts the tests in the background may make them ignore SIGINT.
     hears = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler), "start_new_session": True}
     with (folder / "said").open("w+b") as said:
         command = [str(BIN / argv[0]), *argv[1:]]
@@ -126,7 +126,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def prepare(folder: Path) -> None:
-    """Makes what the commands read."""
+    """Makes the files that the commands read."""
     script = folder / "script.sh"
     script.write_text(SCRIPT)
     script.chmod(0o755)
@@ -134,7 +134,7 @@ def prepare(folder: Path) -> None:
 
 
 def measure_start_s() -> float:
-    """Seconds that Python itself takes to its first line, before which Ctrl-C is its own matter."""
+    """Seconds that Python takes to the first line of a program, which can't handle an earlier Ctrl-C."""
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", "import re"], check=True)
     return time.monotonic() - started
@@ -152,7 +152,7 @@ def main() -> int:
         last_s, argv = COMMANDS[name]
         codes: list[int | None] = []
         for _ in range(asked.each):
-            # Most are at the start, where most can be in the way.
+            # Most come near the start, where most can go wrong.
             share = drawn.random() ** 2
             slow = max(1.0, measure_start_s() / 0.03)
             after_s = slow * (FIRST_S + share * (last_s - FIRST_S))

@@ -3,7 +3,7 @@
     python -m tests.lanes quick|all|long [--jobs N]
 
 A lane is one pytest process, or another command. Each failure is shown when it happens, with its output and the command
-that runs the test alone; a table of all lanes is the end. Exit code 0: all passed, 1: not all, 130: interrupted.
+that runs the test alone; a table of all lanes comes last. Exit code 0: all passed, 1: not all, 130: interrupted.
 """
 
 import argparse
@@ -33,26 +33,26 @@ REPORT_VARIABLE = "MUSTER_TEST_REPORT"
 LANE_LIMIT_S = 80 * 60
 
 NICENESS = 5
-"""Of all lanes but the first, which is the longest: else it would be left alone at the end, with most cores idle."""
+"""Of all lanes but the first, which is the longest: else it would run alone at the end, with most cores idle."""
 
 END_LIMIT_S = 60
-"""For how long an interrupted lane may take down what it started."""
+"""Seconds in which an interrupted lane may end the processes that it started."""
 
 EVERY_S = 60
-"""How often a log, which is no terminal, gets the state of the lanes."""
+"""Seconds between two reports on the lanes' state, where the output is no terminal."""
 
 QUICK = "(not full and not cluster and not image and not long) or quick"
 MARKS = {"quick": QUICK, "all": "not long"}
-"""The tests of each tier but the long one, by their marks."""
+"""The pytest marks that select the tests of each tier but the long one."""
 
 
 @dataclass
 class Lane:
-    """Tests that run one after the other, and what is known of them.
+    """Tests that run one after the other, and their results so far.
 
     Attributes:
         argv: the command; a lane of pytest reports each test, another one only its end.
-        num_tests: those that were collected; 0 while that is not known.
+        num_tests: the number of collected tests; 0 until it is known.
     """
 
     name: str
@@ -90,16 +90,16 @@ FAULTS = (
         for name in ("checkpoint/test_restart", "checkpoint/test_resume", "reporting/test_console")
     ),
 )
-"""Tests of the trainer about what ends it, and what goes on after it."""
+"""Tests of the trainer: faults that end it, and how it continues afterwards."""
 
 STRATEGIES = "tests/train/parallel"
-"""Tests of the trainer about what splits its work over ranks."""
+"""Tests of the trainer: the strategies that split its work over ranks."""
 
 CLUSTER_FAULTS = (
     *("kills", "survive", "survive_grid_engine", "file_systems", "train_elastic"),
     *("doctor", "doctor_network"),
 )
-"""Files of tests/clusters that mostly wait: for deadlines, and for what was killed to be noticed."""
+"""Files of tests/clusters that mostly wait: for deadlines, and until killed processes are noticed."""
 
 
 def lanes_of(tier: str) -> list[Lane]:
@@ -195,7 +195,7 @@ def start(lane: Lane, folder: Path, *, niceness: int) -> None:
 
 
 def look(lane: Lane, folder: Path, console: Console) -> None:
-    """Reads what a lane has reported since, and whether it has ended."""
+    """Reads a lane's new records, and whether it has ended."""
     assert lane.process is not None
     code = lane.process.poll()
     for record in news(lane, folder / f"{lane.name}.jsonl"):
@@ -221,7 +221,7 @@ def look(lane: Lane, folder: Path, console: Console) -> None:
 
 
 def news(lane: Lane, report: Path) -> Iterator[dict[str, Any]]:
-    """The records that were added since the last look, only whole ones."""
+    """The complete records that were added since the last call."""
     if not report.exists():
         return
     with report.open("rb") as file:
@@ -240,7 +240,7 @@ def show_failure(lane: Lane, record: dict[str, Any], console: Console) -> None:
 
 
 def end(lane: Lane) -> None:
-    """Ends a lane that still runs: by SIGINT, so that fixtures take down what they started, and at last by SIGKILL."""
+    """Ends a lane that still runs: by SIGINT, so that fixtures end what they started, and then by SIGKILL."""
     if lane.process is None or lane.process.poll() is not None:
         return
     for number in (signal.SIGINT, signal.SIGKILL):
@@ -255,7 +255,7 @@ def end(lane: Lane) -> None:
 
 @contextmanager
 def progress(lanes: list[Lane], console: Console) -> Iterator[Any]:
-    """A function that shows the state of all lanes: in place on a terminal, else a line a lane now and then."""
+    """A function that shows the state of all lanes: in place on a terminal, else in a line for each, now and then."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
             yield lambda: live.update(table(lanes))
@@ -281,7 +281,7 @@ def progress(lanes: list[Lane], console: Console) -> Iterator[Any]:
 
 
 def table(lanes: Iterable[Lane], *, ended: bool = False) -> Table:
-    """What is known of each lane."""
+    """The table of all lanes' results so far."""
     shown = Table(box=None, pad_edge=False)
     shown.add_column("lane", no_wrap=True, min_width=13)
     for name, width in (("passed", 6 if ended else 12), ("failed", 6), ("skipped", 7), ("seconds", 7)):
@@ -297,7 +297,7 @@ def table(lanes: Iterable[Lane], *, ended: bool = False) -> Table:
 
 
 def advice(lanes: Iterable[Lane]) -> list[str]:
-    """Why tests were skipped, a line a reason, and what brings the missing programs."""
+    """The reasons for which tests were skipped, and the command that installs missing programs."""
     reasons: Counter[str] = Counter()
     for lane in lanes:
         reasons.update(lane.skipped)

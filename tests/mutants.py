@@ -2,11 +2,11 @@
 
     python -m tests.mutants [--number 120] [--seed 1] [--jobs 2] [--area NAME]... [--only PATH]
 
-A mutant is one changed place: a comparison, a condition, a constant, a sign. Each is asked only of the tests that run
-its line, which is measured once, without any mutant, by coverage.py. It is killed where one of them fails in a copy of
-this checkout that has it. Where that test is slow, or failed by a time-out, it has to pass right afterwards without the
-mutant, or it says nothing: a busy machine kills no mutant. Each mutant is printed with its line and the test that
-killed it. Exit code 0: at least 85 of 100 were killed.
+A mutant is one changed place: a comparison, a condition, a constant, a sign. Only the tests that run its line are tried
+on it; coverage.py finds them, in one run without mutants. It is killed if one of them fails in a copy of this checkout
+that has the mutant. A test that is slow, or failed by a timeout, counts only if it passes right afterwards without the
+mutant, so that a busy machine kills no mutant. Each mutant is printed with its line and the test that killed it. Exit
+code 0: at least 85 of 100 were killed.
 """
 
 import argparse
@@ -40,17 +40,17 @@ from tests.reached_plugin import FIXTURE, TESTS
 ROOT = Path(__file__).resolve().parent.parent
 WANTED = 0.85
 LIMIT_S = 600
-"""A mutant whose tests are not over by then survives."""
+"""A mutant whose tests are not over after so many seconds survives."""
 
 TEST_LIMIT_S = 120
 QUICK_S = 1
 SLOW_S = 90
-"""Of the tests that start processes, or take longer than QUICK_S, a mutant is asked of as many as took this long."""
+"""Seconds of slow tests, at most, that are tried on a mutant; they start processes, or take longer than QUICK_S."""
 
 MEASURING_S = 3600
 
 OUTPUT = ".pytest-output"
-"""In a copy of the checkout: what its last tests said."""
+"""The file in a copy of the checkout with the output of its last tests."""
 
 CHOSEN = ".pytest-chosen"
 FAILED = f"{CHOSEN}.failed"
@@ -60,7 +60,7 @@ PYTEST = "pytest"
 MEASURED = ".pytest-measured"
 
 LAUNCHER_TESTS = ["tests/entrypoint", "tests/sites", "tests/jobs"]
-"""Of three areas, which are measured by one run of them."""
+"""The tests of three areas, for which they are measured in one run."""
 
 AREAS = {
     "detection": (["entrypoint/detect/*.py", "entrypoint/resources.py"], LAUNCHER_TESTS),
@@ -91,11 +91,11 @@ AREAS = {
         ["tests/report", "tests/train/reporting"],
     ),
 }
-"""What is changed, and the tests that have to notice it."""
+"""The files that are changed, and the tests that have to notice it, by area."""
 
 ABSENT = ("train/data/nvjpeg.py", "muster/check/doctor/gpus.py")
 ON_GPUS = re.compile(r"torch\.cuda\.(Event|stream|current_stream)\(")
-"""Files, and what functions call, that need a GPU."""
+"""Files that need a GPU, and calls that show that a function needs one."""
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq,
@@ -130,7 +130,7 @@ class Mutant:
     after: str
     text: str
     lines: range
-    """Those of its statement."""
+    """The lines of its statement."""
 
     when_called: bool
     """False for a statement that runs when its module is loaded."""
@@ -144,8 +144,8 @@ class Asked:
     """A test that can notice mutants.
 
     Attributes:
-        is_slow: it is marked as one that starts processes, or took as long as one.
-        lines: those that it reaches, of each file.
+        is_slow: whether it is marked as one that starts processes, or took longer than QUICK_S.
+        lines: the lines that it reaches, by file.
     """
 
     name: str
@@ -184,7 +184,7 @@ def changed(node: ast.AST) -> Iterator[ast.expr]:
 
 
 def has_text(node: ast.AST) -> bool:
-    """True for sums of texts and lists, whose other signs are errors of types that any test finds."""
+    """True for sums of texts and lists: another sign raises a TypeError, which any test finds."""
     kinds = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple)
     return any(
         isinstance(part, kinds) or (isinstance(part, ast.Constant) and isinstance(part.value, str))
@@ -193,7 +193,7 @@ def has_text(node: ast.AST) -> bool:
 
 
 def skipped(tree: ast.Module) -> set[ast.AST]:
-    """Nodes that are left as they are: annotations, decorators, defaults of options, what types or GPUs alone need."""
+    """Nodes that are left as they are: annotations, decorators, assert, raise, f-strings, code for types or GPUs."""
     left: set[ast.AST] = set()
     for node in ast.walk(tree):
         parts: list[ast.AST | None] = []
@@ -217,7 +217,7 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def statements(tree: ast.Module) -> dict[ast.AST, tuple[range, bool]]:
-    """For each node the lines of its statement, of a compound one those of its head, and whether a function has it."""
+    """For each node, the lines of its statement (of a compound one, its head), and whether it is in a function."""
     found: dict[ast.AST, tuple[range, bool]] = {}
 
     def look(node: ast.AST, lines: range, when_called: bool) -> None:
@@ -264,7 +264,7 @@ def mutants_of(area: str, path: Path) -> list[Mutant]:
 
 
 def choose(number: int, seed: int, areas: Sequence[str], only: str) -> list[Mutant]:
-    """As many mutants of each area, drawn by chance, in an order that mixes the areas; of them those of `areas`."""
+    """Equally many random mutants of each area, in an order that mixes the areas; of them those of `areas`."""
     drawn = random.Random(seed)
     chosen: list[Mutant] = []
     for place, (area, (patterns, _)) in enumerate(AREAS.items()):
@@ -273,12 +273,12 @@ def choose(number: int, seed: int, areas: Sequence[str], only: str) -> list[Muta
         all_of_them = [mutant for path in names for mutant in mutants_of(area, path)]
         share = number // len(AREAS) + (place < number % len(AREAS))
         chosen += drawn.sample(all_of_them, min(share, len(all_of_them)))
-    drawn.shuffle(chosen)  # so that the first ones are a fair sample, should it be broken off
+    drawn.shuffle(chosen)  # so that the first ones are a fair sample, if the run is broken off
     return [mutant for mutant in chosen if mutant.area in areas]
 
 
 def copy_checkout(folder: Path) -> None:
-    """A copy of the files that git does not ignore, with an environment of its own that borrows this one's packages."""
+    """Copies the files that git does not ignore, and makes an environment there that uses this one's packages."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=240).stdout
     for name in filter(None, listed.decode().split("\0")):
@@ -288,7 +288,7 @@ def copy_checkout(folder: Path) -> None:
             shutil.copy2(source, target, follow_symlinks=False)
     venv.create(folder / ".venv", symlinks=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / ".venv")}))
-    # Path files in a folder that a path file adds are not read: the installed clone stays out of it.
+    # Python reads no .pth files in folders that a .pth file adds: so the editable install of the clone has no effect.
     packages = [path for path in sys.path if Path(path).name == "site-packages"]
     borrowed = dict.fromkeys([str(folder), *packages, str(Path(coverage.__file__).parents[1])])
     (site / "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))
@@ -299,7 +299,7 @@ def copy_checkout(folder: Path) -> None:
 
 
 def run_pytest(folder: Path, limit_s: float, *words: str) -> int | None:
-    """Runs tests of `make test` in the checkout in `folder`; returns the exit code, None where they were not over."""
+    """Runs tests of `make test` in the checkout in `folder`; returns the exit code, None where they did not end."""
     argv = [str(folder / ".venv/bin/python"), "-m", "pytest", "-q", f"--timeout={TEST_LIMIT_S}", "-m", QUICK]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -362,10 +362,10 @@ def measure(folder: Path, tests: Sequence[str], files: Sequence[str]) -> dict[st
 
 
 def asked_of(mutant: Mutant, tests: dict[str, Asked]) -> list[list[Asked]]:
-    """The tests that the mutant is asked of, in their order: quick ones of its module, other quick ones, slow ones.
+    """The tests that are tried on the mutant, in order: quick ones of its module, other quick ones, slow ones.
 
-    Those that reach its line; where there is none, or it runs when the module is loaded, all that reach the file. A
-    process that was killed has left nothing to say which lines it had reached.
+    These are the tests that reach its line; if none does, or the line runs when the module is loaded, all that reach
+    the file. A process that was killed has left no record of the lines that it reached.
     """
     file = [test for test in tests.values() if mutant.path in test.lines]
     line = [test for test in file if test.lines[mutant.path].intersection(mutant.lines)]
@@ -376,7 +376,7 @@ def asked_of(mutant: Mutant, tests: dict[str, Asked]) -> list[list[Asked]]:
         seconds[test.file] += test.seconds
     quick = [test for test in reaching if not test.is_slow]
     quick.sort(key=lambda test: (seconds[test.file], test.file))
-    # One of each function's tests before the second of any, so that those that fit in are not all alike.
+    # One case of each test function before the second of any, so that those within SLOW_S are not all alike.
     cases: Counter[str] = Counter()
     order: dict[str, tuple[bool, int, float]] = {}
     for test in (test for test in reaching if test.is_slow):
@@ -398,9 +398,9 @@ def asked_of(mutant: Mutant, tests: dict[str, Asked]) -> list[list[Asked]]:
 
 
 def first_failure(folder: Path, tests: Sequence[Asked]) -> tuple[str, str]:
-    """The first of `tests` to fail in the checkout in `folder`, and what it says; empty where all pass.
+    """The first of `tests` to fail in the checkout in `folder`, and its message; both empty where all pass.
 
-    In place of a test: a file that can't be loaded, PYTEST where that did not come so far, LATE where they did not end.
+    In place of a test: a file that can't be loaded, PYTEST if pytest failed without a test, LATE if it did not end.
     """
     if not tests:
         return "", ""
@@ -418,14 +418,14 @@ def first_failure(folder: Path, tests: Sequence[Asked]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: whether a test noticed it; which one, or how many were asked."""
+    """The result for a mutant: whether a test noticed it; which one, or how many were tried."""
 
     is_killed: bool
     why: str
 
 
 def try_mutant(mutant: Mutant, folder: Path, tests: dict[str, Asked]) -> Verdict:
-    """Asks the tests that reach the mutant, in the checkout in `folder`."""
+    """Runs the tests that reach the mutant, in the checkout in `folder`."""
     path = folder / mutant.path
     original = path.read_text()
     batches = [batch for batch in asked_of(mutant, tests) if batch]
@@ -452,7 +452,7 @@ def try_mutant(mutant: Mutant, folder: Path, tests: dict[str, Asked]) -> Verdict
 
 
 def change(path: Path, text: str) -> None:
-    """Writes a module, and forgets what Python has compiled of it: that counts in seconds."""
+    """Writes a module, and removes its compiled files: Python compares the times of both in whole seconds."""
     path.write_text(text)
     for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         compiled.unlink(missing_ok=True)

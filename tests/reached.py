@@ -1,7 +1,7 @@
-"""Notes which lines a Python process runs, and for which test: every process of a copy that tests/mutants.py measures.
+"""Records which lines a Python process runs, and for which test, in the copies that tests/mutants.py measures.
 
-coverage.py does the noting. Its contexts are tests, or fixtures that several tests share: tests/reached_plugin.py tells
-which one runs. A process that is killed leaves nothing.
+coverage.py records them. Its contexts are tests, or fixtures that several tests share: tests/reached_plugin.py names
+the one that runs. A process that is killed leaves no record.
 """
 
 import atexit
@@ -14,7 +14,7 @@ import coverage
 
 DATA = "coverage"
 NOW = "now"
-"""In the folder of the measurement: the test, or the fixture, that runs now."""
+"""The file in the measurement's folder that names the test, or the fixture, that runs now."""
 
 ENDS = ("_exit", "execv", "execve", "execvp", "execvpe")
 """Functions of `os` after which nothing of this process runs."""
@@ -23,7 +23,7 @@ running: coverage.Coverage | None = None
 
 
 def measure(folder: str, files: list[str]) -> None:
-    """Notes the lines of `files` that this process runs from now on, and those that its forks run."""
+    """Records the lines of `files` that this process runs from now on, and those that its forks run."""
     start(folder, files)
     os.register_at_fork(after_in_child=lambda: start(folder, files))
     atexit.register(save)
@@ -34,7 +34,7 @@ def measure(folder: str, files: list[str]) -> None:
 def start(folder: str, files: list[str]) -> None:
     global running
     if running is not None:
-        running.stop()  # what the parent ran is the parent's
+        running.stop()  # the parent records its own lines
     now = Path(folder) / NOW
     running = coverage.Coverage(
         data_file=str(Path(folder) / DATA),
@@ -43,7 +43,7 @@ def start(folder: str, files: list[str]) -> None:
         include=files,
         messages=False,
     )
-    # On stderr, where tests look: of a process that runs none of these files.
+    # A process that runs none of these files would print a warning on stderr, which tests check.
     running.set_option("run:disable_warnings", ["no-data-collected"])
     running.start()
     if now.exists():
@@ -59,13 +59,13 @@ def save() -> None:
 
 
 def saving(end: Callable[..., Any], folder: str, files: list[str]) -> Callable[..., Any]:
-    """`end`, with what was noted written before."""
+    """`end`, which first saves the recorded lines."""
 
     def save_and_end(*arguments: Any) -> Any:
         save()
         try:
             return end(*arguments)
         finally:
-            start(folder, files)  # there was no such program to become
+            start(folder, files)  # the exec failed, and this process goes on
 
     return save_and_end

@@ -1,10 +1,10 @@
-"""A plugin of pytest for tests/mutants.py: which tests there are and which one runs, or only some in an order.
+"""A pytest plugin for tests/mutants.py: it records all tests and the one that runs, or runs chosen tests in order.
 
     python -m pytest -p tests.reached_plugin --measure FOLDER ...
     python -m pytest -p tests.reached_plugin --chosen FILE ...
 
 The first writes FOLDER/tests.json and, in a copy whose processes are measured, coverage.py's data. The second runs the
-tests that stand in FILE, one a line, in that order, and writes those that fail into FILE.failed, a line of JSON each.
+tests that FILE lists, one a line, in that order, and writes those that fail into FILE.failed, a line of JSON each.
 """
 
 import json
@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Measurement:
-    """Tells coverage.py, here and in what tests start, what runs: a test, or a fixture that several may share."""
+    """Tells coverage.py, here and in processes that tests start, which test runs, or which shared fixture."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ class Measurement:
         self.now = ""
 
     def tell(self, name: str) -> str:
-        """`name` runs from now on; returns what ran until now."""
+        """Sets `name` as what runs from now on; returns what ran until now."""
         before, self.now = self.now, name
         (self.folder / reached.NOW).write_text(name)
         if reached.running is not None:
@@ -85,7 +85,7 @@ class Measurement:
 
 
 class Choice:
-    """Runs only the tests that a file names, and keeps what the first one to fail says."""
+    """Runs only the tests that a file lists, and writes down those that fail, with their messages."""
 
     def __init__(self, path: Path) -> None:
         self.places = {name: place for place, name in enumerate(path.read_text().splitlines())}
@@ -114,6 +114,6 @@ class Choice:
         self.code = int(exitstatus)
 
     def pytest_unconfigure(self) -> None:
-        # A mutant may have left a thread behind that keeps Python from its end.
+        # A mutant may have left a thread that keeps Python from ending.
         sys.stdout.flush()
         os._exit(self.code)

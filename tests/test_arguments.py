@@ -1,4 +1,4 @@
-"""Options that need no parser are read as typer reads them, and all others are left to it."""
+"""Options that need no parser are read as typer reads them, and all others are left to typer."""
 
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -21,7 +21,7 @@ def by_typer(argv: list[str], *groups: type) -> list[Any]:
 
 
 def each_option(*groups: type, flags: bool) -> list[str]:
-    """A value for every option, that is not its default as far as possible."""
+    """Arguments that give every option a value, if possible not its default."""
     argv: list[str] = []
     for group in groups:
         hints = get_type_hints(group, include_extras=True)

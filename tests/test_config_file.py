@@ -105,7 +105,7 @@ def test_what_is_not_there_or_of_another_type_is_refused(file: Path, text: str, 
     assert str(file) in refused.value.seen
     assert seen in refused.value.seen
     assert fix in refused.value.fix
-    assert "[]" not in refused.value.wrong  # of what stands in no section
+    assert "[]" not in refused.value.wrong  # for options outside any section
 
 
 def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What control groups leave of a node's memory and cores."""
+"""The memory and the cores that control groups leave to a process."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from muster.train.distributed.world import World
 
 
 def write(folder: Path, monkeypatch: pytest.MonkeyPatch, groups: str, files: dict[str, str]) -> None:
-    """Has these control groups, in `folder`, be those of this process."""
+    """Writes control groups into `folder`, and has them read as those of this process."""
     for name, text in {"groups": groups, **{f"root/{name}": text for name, text in files.items()}}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{text}\n")

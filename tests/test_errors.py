@@ -1,4 +1,4 @@
-"""Lines for the user while nothing else is to be seen."""
+"""Lines that tell the user what is being done while it takes long."""
 
 import time
 
@@ -15,5 +15,5 @@ def test_what_takes_long_is_said_once_by_the_one_that_speaks(capsys: pytest.Capt
         while not said and time.monotonic() < deadline:
             time.sleep(0.2)
             said = capsys.readouterr().err
-        time.sleep(0.2)  # for what the others might say
+        time.sleep(0.2)  # in which the others could print a line
     assert said + capsys.readouterr().err == "muster: loading PyTorch ...\n"

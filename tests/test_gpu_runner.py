@@ -1,4 +1,4 @@
-"""`make gpu`: what hangs, dies or lies is a FAIL; without a GPU all is a SKIP; what it writes is whole."""
+"""`make gpu`: FAIL for a case that hangs, dies or reports wrong figures; SKIP without a GPU; complete result files."""
 
 import json
 import os
@@ -37,7 +37,7 @@ runner.TERM_GRACE_S = 0.5
 def run_made_up(
     tmp_path: Path, *cases: str, settings: str = "", deadline_s: float = 60
 ) -> tuple[int, dict[str, Any], str]:
-    """Runs made-up cases, by what `made` takes; returns the exit code, each case's outcome, and the output."""
+    """Runs cases given as arguments of `made`; returns the exit code, each case's outcome, and the output."""
     code = f"{MADE_UP}\n{settings}\ncases = [{', '.join(f'made({case})' for case in cases)}]\n"
     code += "sys.exit(runner.main(['--device=cpu', '--out', sys.argv[1]], cases))"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -79,7 +79,7 @@ def test_figures_within_their_bounds_pass_and_everything_else_fails(tmp_path: Pa
 
 
 def test_nothing_of_a_case_lives_on(tmp_path: Path) -> None:
-    """Not even what has a session of its own, as the ranks of torchrun have."""
+    """Not even a process in a session of its own, as the ranks of torchrun are."""
     mark = f"{os.getpid()}{time.monotonic_ns()}"
     child = f'subprocess.Popen([\\"sleep\\", \\"1{mark}\\"], start_new_session=True)'
     _, found, _ = run_made_up(

@@ -1,4 +1,4 @@
-"""Rules of the code that no other tool holds: who imports whom, what a wheel contains, where links lead."""
+"""Rules that no other tool checks: imports between packages, contents of a wheel, links, targets of the Makefile."""
 
 import ast
 import re
@@ -31,7 +31,7 @@ def imported(path: Path) -> set[str]:
 
 
 def of(package: str, path: Path) -> set[str]:
-    """What a file imports of one of our packages."""
+    """The names that a file imports from one of our packages."""
     return {name for name in imported(path) if name == package or name.startswith(f"{package}.")}
 
 
@@ -80,7 +80,7 @@ def test_checks_know_nothing_of_the_launcher_and_it_knows_only_their_options() -
 
 
 def test_the_report_reads_files_and_nothing_of_the_trainer() -> None:
-    """It starts fast, wherever the files are: without torch, and with matplotlib and rich when they are needed."""
+    """It starts fast on any machine: without torch, and with matplotlib and rich only when they are needed."""
     for path in sources("muster/report"):
         assert not roots(path) & TORCH, path
         assert not of("muster.train", path) | of("muster.entrypoint", path), path
@@ -96,7 +96,7 @@ def test_building_the_image_needs_nothing_but_python() -> None:
 
 
 def test_a_wheel_has_every_package() -> None:
-    """setuptools finds no packages behind links by itself: they are listed."""
+    """setuptools does not find packages behind links by itself, so they are listed."""
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     folders = {path.parent for path in sources("muster", "entrypoint", "train")}
     names = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
@@ -122,14 +122,14 @@ def test_links_in_the_documents_lead_somewhere() -> None:
 
 @pytest.mark.parametrize("target", ["check", "test", "train", "image", "sif"])
 def test_only_test_setup_installs_system_packages(target: str) -> None:
-    """What make would run, were nothing there yet, and what its scripts would."""
+    """Looks at the commands that make would run if nothing was built yet, and at the scripts among them."""
     words = ["make", "--always-make", "--dry-run", "--no-print-directory", f"--directory={ROOT}", target]
     env = {"PATH": "/usr/bin:/bin"}
     shown = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=True).stdout
     scripts = {ROOT / name for name in re.findall(r"^(?:scripts|image)/[\w-]+\.sh", shown, re.MULTILINE)}
     assert scripts
     for text in (shown, *(path.read_text() for path in scripts)):
-        # What is only said to a person stands in quotes.
+        # A command that is only shown to the user stands in quotes.
         assert not re.search(r"^[^\"'\n]*\b(apt-get|dnf|yum|sudo|install-packages\.sh)\b", text, re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: 130 and one line at any moment, whatever the process is at."""
+"""Ctrl-C: exit code 130 and one line, at any moment."""
 
 import os
 import pty
@@ -19,7 +19,7 @@ LINE = "muster: muster try was interrupted: the same command starts it again\n"
 
 
 def ran(code: str, *, answer: signal.Handlers = signal.SIG_DFL, **streams: int) -> subprocess.CompletedProcess[str]:
-    """The ended program, which has begun as a command does."""
+    """Runs a program that starts as our commands do; returns the completed process."""
     return subprocess.run(
         [sys.executable, "-c", START + code], cwd=ROOT, text=True, timeout=240,
         preexec_fn=lambda: signal.signal(signal.SIGINT, answer), **(streams or {"capture_output": True}),
@@ -31,10 +31,10 @@ def ran(code: str, *, answer: signal.Handlers = signal.SIG_DFL, **streams: int) 
     [
         KILL,
         f"with interruption.clearing_up():\n    {KILL}",
-        # What may swallow it: a clause for all exceptions, a destructor.
+        # Code that may swallow the exception: a clause for all exceptions, a destructor.
         f"with interruption.clearing_up():\n    try:\n        {KILL}    except BaseException:\n        pass\n",
         f"class A:\n    def __del__(self):\n        {KILL}with interruption.clearing_up():\n    A()\n    time.sleep(9)",
-        # What comes of it elsewhere.
+        # Another exception takes its place.
         f"with interruption.clearing_up():\n    try:\n        {KILL}    finally:\n        raise ValueError\n",
     ],
 )
@@ -56,7 +56,7 @@ def test_a_process_that_is_held_in_c_or_clears_up_for_ever_has_a_deadline() -> N
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_one_that_comes_while_python_ends_leaves_the_code(number: int) -> None:
-    """Modules are emptied after Python has given signals their default answers back."""
+    """Python empties modules after it has restored the default handlers of signals."""
     last = "class A:\n    def __del__(self, kill=os.kill, pid=os.getpid()):\n"
     done = ran(f"{last}        kill(pid, {int(number)})\na = A()\nsys.exit(2)\n")
     assert (done.returncode, done.stderr) == (2, "")

@@ -1,6 +1,6 @@
-"""The locks: what they hold, and that the package index has a file for every machine and Python they are made for.
+"""The locks: their contents, and that the package index has a file for every machine and Python that they are for.
 
-No wheel is downloaded: an index tells name and hash of each file, and a wheel's name tells where it can be installed.
+No wheel is downloaded: an index has name and hash of each file, and a wheel's name tells where it can be installed.
 """
 
 import base64
@@ -50,7 +50,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class File:
-    """What an index says about a file."""
+    """A file, as an index describes it."""
 
     name: str
     sha256: str
@@ -73,7 +73,7 @@ def pins_of(name: str) -> list[Pin]:
 
 
 def environment_of(machine: str, python: tuple[int, int]) -> Environment:
-    """What markers are evaluated against on such a machine."""
+    """The environment in which markers are evaluated on such a machine."""
     version = f"{python[0]}.{python[1]}"
     return Environment(
         implementation_name="cpython",
@@ -99,7 +99,7 @@ def wanted_on(name: str, machine: str, python: tuple[int, int]) -> list[Pin]:
 
 
 def tags_of(machine: str, python: tuple[int, int]) -> frozenset[Tag]:
-    """What a wheel may say it is for to be installed there."""
+    """The tags of wheels that can be installed on such a machine."""
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(GLIBC_MINOR, 4, -1)]
     platforms += [f"manylinux2014_{machine}", f"manylinux2010_{machine}", f"manylinux1_{machine}", f"linux_{machine}"]
     interpreter = f"cp{python[0]}{python[1]}"
@@ -160,7 +160,7 @@ class Links(html.parser.HTMLParser):
 
 
 def pip_setting(name: str) -> str:
-    """What pip is told by its files and variables; empty where it is told nothing."""
+    """The value of a setting of pip, from its files and variables; empty where it is not set."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
     settings = dict(re.findall(r"^(\S+?)='(.*)'$", listed, re.MULTILINE))
@@ -171,7 +171,7 @@ def page_of(index: str, project: str, context: ssl.SSLContext) -> str:
     """An index's page of `project`; empty where it has none.
 
     Raises:
-        OSError: it can't be asked.
+        OSError: the index can't be reached.
     """
     parts = urllib.parse.urlsplit(index)
     host = parts.netloc.rpartition("@")[2]
@@ -251,7 +251,7 @@ def test_a_lock_holds_names_versions_and_hashes_and_no_place(name: str) -> None:
 
 
 def versions_of(name: str, machine: str, python: tuple[int, int] = (3, 12)) -> dict[str, str]:
-    """What a lock installs, name and version."""
+    """The versions that a lock installs, by name."""
     return {pin.project: str(pin.requirement.specifier)[2:] for pin in wanted_on(name, machine, python)}
 
 

@@ -57,7 +57,7 @@ def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "pip", f"--python={folder / 'bin' / 'python'}", *install], check=True, timeout=240
     )
-    # Path files in a folder that a path file adds are not read: the editable install of the clone stays out of it.
+    # Python reads no .pth files in folders that a .pth file adds: so the editable install of the clone has no effect.
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return folder / "bin"
 
@@ -75,7 +75,7 @@ def users(tmp_path: Path) -> Path:
 
 
 def run(programs: Path, cwd: Path, *words: str) -> str:
-    """What a command prints, with the user's folder as working directory and on PYTHONPATH."""
+    """The output of a command, with the user's folder as working directory and on PYTHONPATH."""
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
     env = {**kept, "HOME": str(cwd), "PATH": f"{programs}:/usr/bin:/bin", "PYTHONPATH": str(cwd), "COLUMNS": "80"}
     argv = [str(programs / words[0]), *words[1:]]

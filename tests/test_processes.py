@@ -1,4 +1,4 @@
-"""Programs with a deadline that holds."""
+"""Programs that are run with a deadline."""
 
 import subprocess
 import time
@@ -9,7 +9,7 @@ from muster import processes
 
 
 def test_what_does_not_end_is_given_up() -> None:
-    """A process out of reach keeps the pipe open, as a child does that not even SIGKILL ends."""
+    """A process in another session keeps the pipe open, like a child that not even SIGKILL ends."""
     started = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         processes.run(["sh", "-c", "setsid sleep 8 & wait"], timeout_s=0.3)

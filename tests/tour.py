@@ -27,13 +27,13 @@ PAGE = ROOT / "docs/architecture.md"
 
 LIMIT_S = 300
 STEP = 3
-"""The step that is followed: the ones before it are the first of their kind."""
+"""The step that is followed: the first ones also do work that is done only once."""
 
 RECORDING = "tests/recordings/slurm/b_srun_N2_1per.node02.1.env"
 TRAINING = ["--model=gpt-tiny", "--data=synthetic", "--max-steps=6", "--epochs=1", "--blocking-save", "--name=tour"]
 
 CO_OPTIMIZED = 0x1
-"""The flag of functions, which bodies of modules and classes lack.
+"""A flag that code of functions has, and that of modules and classes lacks.
 
 Source: https://docs.python.org/3/library/inspect.html#code-objects-bit-flags
 """
@@ -41,7 +41,7 @@ Source: https://docs.python.org/3/library/inspect.html#code-objects-bit-flags
 
 @dataclass
 class Visited:
-    """What ran of one file: the number of its functions, and their lines."""
+    """The functions of one file that ran: their number, and their lines."""
 
     functions: int = 0
     lines: int = 0
@@ -53,10 +53,10 @@ class Stage:
 
     Attributes:
         command: what is started; None for a part of the stage before.
-        module: of the process that is followed, as `python -m` has it, or the name of the program.
+        module: the module of the process that is followed, as after `python -m`, or the name of the program.
         within: only what runs in this window of that process: "step" or "save".
-        most: the number of files that is wanted at most.
-        own: the folder whose files `most` is of; empty for all files.
+        most: the largest number of files that is wanted.
+        own: the folder whose files count for `most`; empty for all files.
     """
 
     title: str
@@ -84,8 +84,8 @@ def stages() -> list[Stage]:
 def trace(folder: Path) -> None:
     """Writes a line for the first call of each function of ours, in this process, from now on.
 
-    sitecustomize calls it before anything else is loaded. An exec ends it; each line is written at once, for that and
-    for processes that are killed.
+    sitecustomize calls it before anything else is loaded. An exec ends it. Each line is written at once, so that an
+    exec or a signal loses none.
     """
     ours = tuple(str(ROOT / name) + os.sep for name in ("entrypoint", "train", "muster"))
     name = _module_of(sys.orig_argv)
@@ -100,7 +100,7 @@ def trace(folder: Path) -> None:
         windows.look(frame, event)
         if event == "return" or not code.co_flags & CO_OPTIMIZED or code.co_name.startswith("<"):
             return
-        # Threads that are busy at their own times are in no part.
+        # Threads that work in the background belong to no part.
         is_aside = threading.current_thread().name in ("guard", "heartbeat", "heartbeat watch", "watch")
         for window in ("", *(() if is_aside else windows.open)):
             if (window, code) not in seen:
@@ -118,7 +118,7 @@ PARTS = {"Trainer.train_step": ("step", STEP), "CheckpointManager.save": ("save"
 
 
 class Windows:
-    """Which parts of a run are under way: the step of number STEP, and the first save.
+    """The parts of a run that are under way: the step of number STEP, and the first save.
 
     Attributes:
         open: the names of those parts.
@@ -154,7 +154,7 @@ def _module_of(argv: list[str]) -> str:
 
 
 def follow(stage: Stage, folder: Path) -> None:
-    """Runs the stage's command, its processes traced into `folder`.
+    """Runs the stage's command, and traces its processes into `folder`.
 
     Raises:
         SystemExit: the command failed.
@@ -184,7 +184,7 @@ def follow(stage: Stage, folder: Path) -> None:
 
 
 def read(stage: Stage, folder: Path) -> None:
-    """Takes the stage's files from what the processes wrote."""
+    """Reads the stage's files from the traces of its processes."""
     traces = sorted(folder.glob(f"{stage.module}.0.*"))
     if not traces:
         raise SystemExit(f"no process of {stage.module} was seen: {sorted(path.name for path in folder.iterdir())}")

@@ -1,12 +1,12 @@
-"""A page of documentation as commands and what it shows of their output.
+"""Reads a page of documentation: its commands, and the output that it shows for them.
 
-What a page may hold:
+A page may have:
 
-    ```console        `$ command` lines, and under each the output that it has; nothing under it: any output will do
+    ```console        `$ command` lines, and below each its output; if nothing is below, any output is right
     ```bash           commands alone
     <!-- test: KIND -->            before a block: it runs elsewhere, see MARKS; without it the block runs here
-    <!-- test: none: REASON -->    it can't be run by a test
-    <!-- file: NAME -->            the block is what that file of the repository has in it, or else a file to be written
+    <!-- test: none: REASON -->    no test can run the block
+    <!-- file: NAME -->            the block has lines of that file of the repository; else the file is written
 
 A command has to end with 0, or with the number that a following `$ echo $?` shows.
 """
@@ -27,7 +27,7 @@ RUNNABLE = ("bash", "console")
 
 
 class PageError(Exception):
-    """A page that can't be read as one: a mark that does not exist, a block that does not end."""
+    """A page that can't be read: a mark does not exist, or a block does not end."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Command:
     """One command of a page.
 
     Attributes:
-        text: as bash reads it, maybe of several lines.
+        text: the command, which may have several lines.
         shown: the output that the page shows, without empty lines; None where it shows none.
-        line: where it stands in the page.
+        line: the line of the page where it begins.
         code: the exit code that the page expects.
     """
 
@@ -49,7 +49,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its language, its marks, its lines, and the first one's number."""
+    """One fenced block: its language, its marks, its lines, and the number of the first line."""
 
     language: str
     kind: str
@@ -58,7 +58,7 @@ class Block:
     line: int
 
     def commands(self) -> list[Command]:
-        """The commands; none where it is no block of commands.
+        """The commands; none if the block has another language, or is a file.
 
         Raises:
             PageError: output stands before the first command, or a command does not end.
@@ -102,7 +102,7 @@ class Page:
         return [command for block in self.blocks if block.kind == kind for command in block.commands()]
 
     def files(self) -> dict[str, str]:
-        """What blocks say that files hold: the text by the file's name."""
+        """The texts of blocks that are files, by the file's name."""
         return {block.file: "\n".join(block.lines) + "\n" for block in self.blocks if block.file}
 
 
@@ -157,7 +157,7 @@ def _kind(mark: str, number: int) -> str:
 def is_complete(text: str) -> bool:
     """Whether bash takes `text` as whole commands: no open quote, here-document or loop, no backslash at the end.
 
-    What is wrong in itself is complete too: running it says what is wrong.
+    A command with a syntax error is complete too: running it reports the error.
     """
     if text.endswith("\\"):
         return False
@@ -166,7 +166,7 @@ def is_complete(text: str) -> bool:
 
 
 def _with_codes(commands: list[Command]) -> list[Command]:
-    """The same, with the exit codes that `echo $?` shows for the command before it."""
+    """`commands` with the exit codes that `echo $?` shows for the command before it."""
     result: list[Command] = []
     for place, command in enumerate(commands):
         after = commands[place + 1] if place + 1 < len(commands) else None

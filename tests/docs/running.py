@@ -16,23 +16,23 @@ from tests.docs.shown import missing
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 IN_THE_FOLDER = ("docs", "examples", "jobs")
-"""What of the repository a page's folder has in it, as links: commands read it, and write beside it."""
+"""Folders of the repository to which a page's folder has links: commands read them, and write beside them."""
 
 DEADLINE_S = 480
-"""For all commands of a page: they take 20 s, where nothing else runs."""
+"""Seconds for all commands of a page, which take 20 s if nothing else runs."""
 
 LAUNCHING = re.compile(r"(train) (single|dp|ddp|fsdp|tp|pipeline)\b|(muster) (run|doctor|bench)\b")
 
 Execute = Callable[[Path, Path], str]
-"""Runs a bash script, given by its path, in a folder; returns all that it wrote, stderr too."""
+"""Runs a bash script, given by its path, in a folder; returns all its output, stderr included."""
 
 
 def check(page: Page, folder: Path, kind: str = "", execute: Execute | None = None) -> list[str]:
-    """What is wrong in `page`: a line for each command of that kind that does not do as the page says.
+    """The faults of `page`: a text for each command of that kind that does not do what the page shows.
 
     Args:
         folder: the page's folder; it has to exist, and its commands leave their files in it.
-        execute: how the script that has all commands in it is run; here, where None.
+        execute: runs the script with all commands; `locally` where None.
     """
     commands = page.commands(kind)
     prepare(page, folder)
@@ -50,15 +50,15 @@ def check(page: Page, folder: Path, kind: str = "", execute: Execute | None = No
             continue
         wrong.append(f"{page.path.name}, line {command.line}: $ {command.text}\n  {said}\n{indented(wrote)}")
         if code is None:
-            break  # and so did none after it
+            break  # nor did the commands after it
     return wrong
 
 
 def prepare(page: Page, folder: Path) -> None:
-    """Puts into `folder` what the page's commands find there.
+    """Puts the files into `folder` that the page's commands need.
 
     Raises:
-        PageError: a block says what a file of the repository holds, and it holds something else.
+        PageError: a block shows lines of a file of the repository, and they are not in it.
     """
     for name in IN_THE_FOLDER:
         if (ROOT / name).exists() and not (folder / name).exists():
@@ -74,11 +74,11 @@ def prepare(page: Page, folder: Path) -> None:
 
 
 def run(commands: Sequence[Command], folder: Path, execute: Execute) -> list[tuple[int | None, str]]:
-    """The exit code and the output of each command; no code for one that did not come to its end."""
+    """The exit code and the output of each command; the code of one that did not end is None."""
     if not commands:
         return []
     path = folder / f".commands-{os.urandom(4).hex()}.sh"
-    # Each as words of its own: what is wrong in one is no harm to the next. `echo $?` has the code of the one before.
+    # An eval for each: a syntax error in one does not stop the next. `echo $?` prints the code of the one before.
     steps = [
         f"eval {shlex.quote(command.text)} < /dev/null; code=$?; printf '\\n\\036%s\\036\\n' $code; (exit $code)\n"
         for command in commands
@@ -93,7 +93,7 @@ def run(commands: Sequence[Command], folder: Path, execute: Execute) -> list[tup
 
 
 def locally(script: Path, folder: Path, timeout_s: float = DEADLINE_S, env: Mapping[str, str] = {}) -> str:
-    """All that `script` wrote; what is left of it after `timeout_s` seconds is ended."""
+    """Runs `script`, and kills it after `timeout_s` seconds; returns its output."""
     process = subprocess.Popen(
         ["bash", str(script)],
         cwd=folder,
@@ -108,7 +108,7 @@ def locally(script: Path, folder: Path, timeout_s: float = DEADLINE_S, env: Mapp
         return process.communicate(timeout=timeout_s)[0]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        # What it started ends by itself once it is gone, and holds the pipe until then.
+        # Its processes in other sessions end by themselves after it, and keep the pipe open until then.
         return process.communicate(timeout=240)[0] + f"\n(ended after {timeout_s:g} s)\n"
 
 
@@ -123,7 +123,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @cache
 def paths() -> dict[str, str]:
-    """What it takes to run this repository's code where another one's is installed."""
+    """The variables by which commands run this repository's code, if that of another clone is installed."""
     ask = [sys.executable, "-P", "-c", "import muster; print(muster.__file__)"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     found = subprocess.run(ask, capture_output=True, text=True, timeout=240, env=env, cwd="/").stdout
@@ -131,10 +131,10 @@ def paths() -> dict[str, str]:
 
 
 def dry(text: str) -> list[str]:
-    """What checks a command without running it: bash reads it, and every launch in it is planned.
+    """Commands that check a command without running it: bash parses it, and --dry-run plans each launch in it.
 
     Raises:
-        PageError: it starts a program of ours that plans nothing.
+        PageError: it starts a command of ours that has no --dry-run.
     """
     planned = [f"bash -n -c {shlex.quote(text)}"]
     for line in text.replace("\\\n", " ").splitlines():
@@ -147,5 +147,5 @@ def dry(text: str) -> list[str]:
 
 
 def indented(text: str) -> str:
-    """The end of what a command wrote, for an error."""
+    """The end of a command's output, indented for an error."""
     return "\n".join(f"    | {line}" for line in text.strip().splitlines()[-40:])

@@ -1,13 +1,13 @@
-"""What a page shows, held against what a command wrote.
+"""Compares the output that a page shows with the output of a command.
 
-Every line that is shown has to be in the output, in that order, and no other line may be, but for what is said here:
+The output has to have the lines that are shown, in that order, and no others, with these exceptions:
 
-- a line of `...` stands for any lines, also none; `...` within a line for any text within it;
-- every number matches every number: 1,438 or 0.83 or 2.15.0; a time has another unit on a slow machine (ms, s, min),
-  and so has a size (MiB, GiB) or a rate of operations;
-- a path from the root matches every such path; `laptop` matches this host's own name;
-- `muster: loading PyTorch ...` may come or not, by how fast the machine is;
-- blanks and lines of tables may be longer or shorter; empty lines don't count; colours don't.
+- a line of `...` stands for any number of lines, also none; `...` within a line stands for any text;
+- every number matches every number: 1,438 or 0.83 or 2.15.0; and the units of times (ms, s, min), of sizes (MiB, GiB)
+  and of rates of operations match each other, as they depend on the machine's speed and memory;
+- an absolute path matches every absolute path; `laptop` matches this host's own name;
+- `muster: loading PyTorch ...` may be there or not, as it depends on the machine's speed;
+- blanks and lines of tables may be longer or shorter; empty lines and colours don't count.
 """
 
 import re
@@ -20,7 +20,7 @@ SLOW = "muster: loading PyTorch ..."
 
 
 def missing(shown: Sequence[str], wrote: str) -> str | None:
-    """What of `shown` the output `wrote` does not have, in words; None where they agree."""
+    """The difference between `shown` and the output `wrote`, in words; None where they agree."""
     real = [line for line in map(rough, wrote.replace("\r\n", "\n").split("\n")) if line and line != SLOW]
     wanted = [line if line.strip() == ANY else rough(line) for line in shown if line.strip()]
     whole = "".join(r"(?:[^\n]*\n)*?" if line.strip() == ANY else _pattern(line) + r"\n" for line in wanted)
@@ -36,7 +36,7 @@ def rough(line: str) -> str:
     """`line` without what differs from run to run and from machine to machine."""
     line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line)
     line = line.rpartition("\r")[2] if line.rstrip("\r") else ""
-    # Before numbers: a host's name and a path may have some in them.
+    # Before numbers, as a host's name and a path may contain some.
     for host in {socket.gethostname(), LAPTOP}:
         line = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "HOST", line)
     line = re.sub(r"(?<![\w.\"'])/[\w.+@%-]+(/[\w.+@%-]*)+", "PATH", line)

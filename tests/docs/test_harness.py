@@ -1,4 +1,4 @@
-"""The rules by which pages are read, run and compared: what is wrong in a page has to be found."""
+"""The rules by which pages are read, run and compared: faults in a page have to be found."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def page(folder: Path, text: str) -> pages.Page:
 
 
 def wrong(folder: Path, text: str, kind: str = "") -> list[str]:
-    """What is wrong in a page of this text."""
+    """The faults of a page with this text."""
     work = folder / "work"
     work.mkdir(exist_ok=True)
     return running.check(page(folder, text), work, kind)

@@ -1,4 +1,4 @@
-"""README.md and docs/contributing.md: some test runs every command in them, and the files that they name are there."""
+"""README.md and docs/contributing.md: a test runs each command in them, and the files that they name exist."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from tests.docs.running import ROOT
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "docs" / "contributing.md"
 
-# A command that is not run from the page itself, the test that runs it, and what of it stands there.
+# Commands that are not run from the page itself: the file that runs each, and the text there that does so.
 ELSEWHERE = {
     "make sif": ("tests/image/conftest.py", '"sif.sh"'),
     "make check": ("tests/lanes.py", '"check"'),
@@ -57,7 +57,7 @@ def test_every_variable_of_an_unknown_launcher_is_explained() -> None:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_the_commands_for_a_laptop(tmp_path: Path) -> None:
-    """In a folder with the files of a clone and the environment that is there: nothing is installed."""
+    """In a folder with the files of a clone and the existing environment, so that nothing is installed."""
     for name in ("Makefile", "requirements.lock", "pyproject.toml", "scripts"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv").mkdir()

@@ -1,4 +1,4 @@
-"""Every command of the tutorials, run as a reader would, and what they show of the output."""
+"""Every command of the tutorials, run as a reader would, and the output that the pages show."""
 
 import ast
 import re
@@ -40,7 +40,7 @@ def test_the_index_names_every_page() -> None:
 
 
 def test_messages_among_the_symptoms_are_words_of_the_program() -> None:
-    """First columns quote in backticks what is said; most of the rows do."""
+    """The first columns of tables quote messages in backticks; most of their rows do."""
     page = (ROOT / "docs" / "tutorials" / "symptoms.md").read_text()
     quoted = [text for row in re.findall(r"^\| (.*?) \|", page, re.MULTILINE) for text in re.findall(r"`([^`]+)`", row)]
     assert len(quoted) >= 20
