@@ -30,7 +30,7 @@ IMAGES = ("--model=resnet18", "--image-size=64", "--num-classes=10")
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What is run, and which of its figures count: keys of summary.json, or of `measure`."""
+    """The arguments of a run, and the figures of it that count: keys of what `measure` returns."""
 
     arguments: tuple[str, ...]
     figures: tuple[str, ...]

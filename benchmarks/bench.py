@@ -39,7 +39,7 @@ def all_reduce(size: int) -> tuple[Callable[[], object], float]:
 
 
 def all_gather(size: int) -> tuple[Callable[[], object], float]:
-    """The same, where `size` is that of what is gathered."""
+    """The same, where `size` is that of the gathered message."""
     own, whole = torch.zeros(size // 4 // RANKS), torch.zeros(size // 4)
     return lambda: dist.all_gather_into_tensor(whole, own), size * (RANKS - 1) / RANKS
 
@@ -62,7 +62,7 @@ def by_hand(name: str, size: int, options: BenchOptions) -> float:
 
 
 def by_bench(sweep: Sweep, name: str, size: int) -> float:
-    """What bench puts into the column busbw."""
+    """The figure in bench's column busbw."""
     row = Row(name, size, RANKS)
     found = Row(name, size, RANKS, (sweep.time(row),)).busbw
     assert found is not None
@@ -96,7 +96,7 @@ def rank_of(rank: int, port: int, rounds: int, iters: int, path: str) -> None:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A port on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

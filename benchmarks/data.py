@@ -74,7 +74,7 @@ def training(loop: Trainer) -> Turn:
 
 
 def loading(loop: Trainer) -> Turn:
-    """Makes the same batches, and nothing of them."""
+    """Loads the same batches, and does nothing with them."""
 
     def load(number: int, num_steps: int) -> None:
         loop.train.sampler.set_epoch(number, max_steps=num_steps)  # type: ignore[union-attr]
@@ -119,13 +119,13 @@ def sources(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
 
 
 def case(asked: argparse.Namespace, model: str, image_size: int, batch_size: int, steps: int) -> argparse.Namespace:
-    """`asked`, of one case."""
+    """`asked`, with the sizes of one case."""
     sizes = {"model": model, "image_size": image_size, "batch_size": batch_size, "steps": steps, "ranks": RANKS}
     return argparse.Namespace(**vars(asked) | sizes)
 
 
 def middle_half(figures: list[float]) -> str:
-    """Between which figures the middle half lies."""
+    """The quartiles between which the middle half of `figures` lies."""
     middle = statistics.quantiles(figures, n=4) if len(figures) > 1 else figures * 3
     return f"{middle[0]:.3f} to {middle[2]:.3f}"
 

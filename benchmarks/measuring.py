@@ -50,7 +50,7 @@ class NoTimes(StepTimes):
 
 
 class Unmeasured(Trainer):
-    """The loop without lines, and without waits."""
+    """The loop without lines, and without times of waits."""
 
     def begin(self) -> None:
         super().begin()
@@ -93,7 +93,7 @@ def build(asked: argparse.Namespace, world: World) -> Mapping[str, Turn]:
 
 
 def empty_steps(times: StepTimes, *, waits: bool) -> float:
-    """Seconds of a step in which nothing is computed but a sum of one number, by `times`."""
+    """Seconds of a step that calls `times`, and computes nothing but the sum of one number."""
     weight = torch.ones(1, requires_grad=True)
     times.start()
     started = time.perf_counter()
@@ -112,7 +112,7 @@ def empty_steps(times: StepTimes, *, waits: bool) -> float:
 
 
 def calls() -> float:
-    """Seconds that the measuring of a step takes, its line of metrics.jsonl apart; the median of several times."""
+    """Seconds that the measuring of a step takes, without its line of metrics.jsonl; the median of several times."""
     cpu = torch.device("cpu")
     return statistics.median(
         empty_steps(StepTimes(cpu), waits=True) - empty_steps(NoTimes(cpu), waits=False) for _ in range(7)

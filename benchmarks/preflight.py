@@ -24,10 +24,10 @@ PORT = 61000
 
 
 def look(hosts: Hosts, *options: str) -> float:
-    """The seconds of one look of all hosts at each other.
+    """The seconds of one `muster doctor` on all hosts.
 
     Raises:
-        RuntimeError: a rank failed, or something was found.
+        RuntimeError: a rank failed, or a fault was found.
     """
     names = list(hosts.addresses)
     argv = [sys.executable, "-P", "-m", "muster.check", "doctor", "--json", "--device=cpu", "--timeout-s=300", *options]

@@ -40,7 +40,7 @@ def seconds(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None
     """The time that a command takes, from its start to its end.
 
     Raises:
-        subprocess.CalledProcessError: it failed; what it printed is part of the message.
+        subprocess.CalledProcessError: it failed; its output was printed on stderr.
     """
     start = time.perf_counter()
     done = subprocess.run(argv, env=dict(env), cwd=cwd, capture_output=True, text=True, check=False, timeout=600)
@@ -53,7 +53,7 @@ def seconds(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None
 
 @dataclass(frozen=True)
 class Start:
-    """How long a program took: to the line of its output that was waited for, to its end, and of processors' time."""
+    """The seconds that a program took: to the expected line of its output, to its end, and of CPU time."""
 
     line_s: float
     end_s: float
@@ -64,7 +64,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], line: str) -> Start:
     """Runs a command; `line` is part of a line that it prints.
 
     Raises:
-        subprocess.CalledProcessError: it failed, or did not print that; what it printed is part of the message.
+        subprocess.CalledProcessError: it failed, or did not print that; its output was printed on stderr.
     """
     before, started, line_s, said = os.times(), time.perf_counter(), None, ""
     with subprocess.Popen(
@@ -84,7 +84,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], line: str) -> Start:
 
 
 def interleaved(contenders: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, list[Figure]]:
-    """The figures of each contender, in `rounds` rounds of A B C, B C A ..., after one of each that is not counted.
+    """The figures of each contender, in `rounds` rounds of A B C, B C A ..., after a run of each that is not counted.
 
     Machines drift: only figures of the same round are compared with each other.
     """

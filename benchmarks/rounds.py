@@ -28,10 +28,10 @@ Turn = Callable[[int, int], None]
 
 
 def trainer_of(options: Options, world: World, kind: type[Trainer] = Trainer, **parts: Any) -> Trainer:
-    """The trainer behind `train ddp`, with nobody who looks on: it writes nothing.
+    """The trainer behind `train ddp`, without a display and a run's folder: it writes nothing.
 
     Args:
-        parts: of the trainer, by the names of its attributes, in place of those that do nothing.
+        parts: attributes of the trainer, by name, that replace those set here.
     """
     trainer = kind("ddp", options, world)
     trainer.check()

@@ -23,7 +23,7 @@ BIN = Path(sys.executable).parent
 
 
 def inspect(engine: str, image: str, what: str) -> str:
-    """What an engine says about an image.
+    """The value of an image that its engine shows for the template expression `what`.
 
     Raises:
         MusterError: the engine or the image is not there.
@@ -79,7 +79,7 @@ def start_up(apptainer: str, file: Path, rounds: int, slingshot: Path) -> list[s
 
 
 def main() -> None:
-    """Measures, prints, and with --record writes down."""
+    """Measures, prints the tables, and with --record adds them to RESULTS.md."""
     options = parser(__doc__ or "")
     options.add_argument("--sif", default=str(ROOT / "muster.sif"), help="the SIF (default: muster.sif)")
     options.add_argument("--image", default="muster:latest", help="the image (default: %(default)s)")

@@ -63,7 +63,7 @@ WORKLOADS = {
 
 
 def arguments() -> argparse.Namespace:
-    """What the command line asks for; what it leaves open is the workload's."""
+    """The options of the command line; those that are left out have the workload's values."""
     options = parser(__doc__ or "")
     options.formatter_class = argparse.RawDescriptionHelpFormatter
     options.add_argument("--workload", choices=WORKLOADS, default="resnet18-64", help="default: %(default)s")
@@ -91,7 +91,7 @@ def options_of(asked: argparse.Namespace, tokens: str, own: dict[str, Any]) -> O
 
 
 def work_of(options: Options, source: Source, rank: int, ranks: int) -> Work:
-    """The same for the contenders: this rank's part of the data, ready to use."""
+    """The model, and this rank's part of the data, for the contenders."""
     train: Any = source.train
     common: dict[str, Any] = {
         "model": options.model,
@@ -145,9 +145,9 @@ def contenders_of(asked: argparse.Namespace, tokens: str, world: World, *, ours:
 
 
 def compete(place: int, asked: argparse.Namespace, folder: str, turns: Barrier) -> None:
-    """One rank of one of the two teams: all rounds; its rank 0 saves the seconds of each, and of all its processors.
+    """One rank of one of the two teams, in all rounds; the team's rank 0 saves the seconds, and the CPU seconds of all.
 
-    The teams have processes of their own, since ours settles how its process handles memory. They take turns.
+    The teams take turns. Each has its own processes, since our trainer sets how its process handles memory.
     """
     team, rank = divmod(place, asked.ranks)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // asked.ranks))
@@ -186,7 +186,7 @@ def timed(train: Train, number: int, steps: int) -> list[float]:
 def lines_of(
     seconds: dict[str, list[float]], cpu_seconds: dict[str, list[float]], num_samples: int, unit: str
 ) -> list[str]:
-    """The table of the result, and how ours does against what is wanted."""
+    """The table of the results, and whether ours reach the wanted ratios."""
     rows = []
     for name, own in seconds.items():
         wall = [middle(ratios(own, seconds[ours])) for ours in (EQUAL, DEFAULTS)]

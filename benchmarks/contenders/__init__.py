@@ -19,17 +19,17 @@ Train = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is to be trained.
+    """The model and the data for a contender.
 
     Attributes:
         model: the name, as torchvision and timm know it.
-        build: makes it anew, on the CPU, with its first weights.
+        build: makes a new model, on the CPU, with its first weights.
         size: pixels a side, or tokens of a sequence.
         num_classes: classes of an image, or different tokens.
         batch_size: samples of one rank in a step.
-        images_NCHW, labels_N: of all of this rank's training, normalised; None where tokens are trained on.
-        tokens_N: numbers in a mapped file; None where images are trained on.
-        shape: of a transformer: layers, heads and numbers of a token.
+        images_NCHW, labels_N: this rank's normalised images and their labels; None where tokens are trained on.
+        tokens_N: token numbers in a mapped file; None where images are trained on.
+        shape: of a transformer: layers, heads and model dimension.
     """
 
     model: str
@@ -43,7 +43,7 @@ class Work:
     shape: tuple[int, int, int] = (0, 0, 0)
 
     def batches(self, number: int, num_steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The batches of a round: images and labels, cut out of what lies in memory."""
+        """The batches of a round: slices of the images and labels in memory."""
         assert self.images_NCHW is not None
         assert self.labels_N is not None
         whole = len(self.labels_N) // self.batch_size

@@ -93,10 +93,10 @@ class Case:
         part: a letter of `PARTS`.
         shows: one line: what is proved.
         command: the process that is started.
-        timeout_s: when it is ended, on a GPU.
+        timeout_s: seconds after which it is ended, on a GPU.
         expect: the bounds of its figures, by name; all of them have to be there.
         num_gpus: how many it needs; 0: it runs without one.
-        on_cpu: whether it means something on CPUs.
+        on_cpu: whether it makes sense on a CPU.
         expect_cpu: the bounds there; those of `expect` where it is None.
         needs: modules that it imports.
     """
@@ -138,7 +138,7 @@ def case(
     expect_cpu: Mapping[str, Bound] | None = None,
     needs: Sequence[str] = TRAINER,
 ) -> Callable[[Run], Run]:
-    """Puts the function below it into the table: its name, its docstring's first line, and how it is judged."""
+    """A decorator that adds a function to the table, with its name, its docstring's first line, and its bounds."""
 
     def add(run: Run) -> Run:
         module = run.__module__.rpartition(".")[2]
@@ -162,8 +162,8 @@ class Ended:
     """A process that a case has started, after its end.
 
     Attributes:
-        folder: the run's, of a training.
-        output: both of its streams.
+        folder: the run's folder, of a training.
+        output: the text of both streams.
     """
 
     code: int
@@ -184,13 +184,13 @@ class Ended:
 
     @property
     def told(self) -> list[str]:
-        """What it said, line by line, without empty lines."""
+        """The lines of its output, without empty ones."""
         return [line for line in self.output.splitlines() if line.strip()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a case has to work with.
+    """The device and the folders of a case, and methods that start programs for it.
 
     Attributes:
         device: "cuda" or "cpu".
@@ -207,7 +207,7 @@ class Work:
         return self.device == "cuda"
 
     def start(self, *argv: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
-        """A Python of this kind with `argv`, both streams in one pipe."""
+        """Starts this Python with `argv`, both streams in one pipe."""
         print("$", "python", *argv, flush=True)
         return subprocess.Popen(
             [sys.executable, *argv], cwd=ROOT, env=os.environ | dict(env or {}), text=True,
@@ -215,7 +215,7 @@ class Work:
         )  # fmt: skip
 
     def python(self, *argv: str, env: Mapping[str, str] | None = None) -> Ended:
-        """Runs Python with `argv` to its end; what it says is in the log too."""
+        """Runs Python with `argv` to its end; its output is in the log too."""
         started = time.monotonic()
         output, _ = (process := self.start(*argv, env=env)).communicate()
         print(output, flush=True)
@@ -243,7 +243,7 @@ class Work:
 
 
 def json_in(output: str) -> Any:
-    """The object that a command has printed, after what it said before."""
+    """The JSON value that a command has printed, maybe after other lines."""
     start = re.search(r"^[{\[]", output, re.MULTILINE)
     if start is None:
         raise RuntimeError("no object was printed")
@@ -251,7 +251,7 @@ def json_in(output: str) -> Any:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Writes what came of a case, whole or not at all."""
+    """Writes the result of a case, completely or not at all."""
     partly = path.with_suffix(".part")
     partly.write_text(json.dumps(result, default=float) + "\n")
     partly.replace(path)

@@ -109,7 +109,7 @@ def fsdp_offload_batch_norm(work: Work) -> dict[str, Any]:
 
 
 def offloaded(work: Work, model: str) -> dict[str, Any]:
-    """fsdp with --cpu-offload, over a group that can add up what is in the host's memory too."""
+    """fsdp with --cpu-offload, over a group that can also sum tensors in the host's memory."""
     from benchmarks.gpu import training
     from muster.train.distributed.world import World
 

@@ -129,7 +129,7 @@ SYNCHRONISES = (
 
 
 def waits(run: Path, num_steps: int) -> dict[str, Any]:
-    """What the trace of a run's steps says of waits for the GPU and of its copies."""
+    """The waits for the GPU and the copies to it, in the trace of a run's steps."""
     with gzip.open(run / "profile" / "rank-0.json.gz") as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
     names = [event["name"] for event in events]

@@ -38,13 +38,13 @@ def faulty(
 
 
 def run(work: Work, kind: str, *options: str, **more: Any) -> Ended:
-    """One process in which `kind` happens, to its end."""
+    """Runs one process in which `kind` happens, to its end."""
     ended = work.python(*faulty(work, kind, *options, **more))
     return Ended(ended.code, ended.output, ended.seconds, work.scratch / more.get("name", "run"))
 
 
 def run_two(work: Work, kind: str, *options: str) -> list[Ended]:
-    """Two ranks of ddp of which the second goes wrong, to the end of the first; what each said."""
+    """Runs two ranks of ddp until the first ends; `kind` happens in the second."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     started, ranks = time.monotonic(), list[Any]()
@@ -131,7 +131,7 @@ def hang(work: Work) -> dict[str, Any]:
 
 
 def stacks(folder: Path) -> int:
-    """How many files of the run have a stack of Python's."""
+    """The number of files of the run that have a Python stack."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size < 10**7]
     return sum("most recent call first" in path.read_text(errors="replace") for path in files)
 

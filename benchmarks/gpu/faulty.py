@@ -23,7 +23,7 @@ CYCLES = 10**12
 
 
 def hang(loop: Trainer) -> None:
-    """A kernel that does not come to an end; on a CPU, a call that does not."""
+    """A kernel that does not end; on a CPU, a call."""
     if loop.world.device.type == "cuda":
         torch.cuda._sleep(CYCLES)
     else:
@@ -31,7 +31,7 @@ def hang(loop: Trainer) -> None:
 
 
 def wait(loop: Trainer) -> None:
-    """Python stands still, for which the other ranks wait in a collective."""
+    """Python sleeps, while the other ranks wait in a collective."""
     time.sleep(3600)
 
 
@@ -56,13 +56,13 @@ def kill(loop: Trainer) -> None:
 
 
 def nan(loop: Trainer) -> None:
-    """A weight that is no number."""
+    """A weight that is NaN."""
     with torch.no_grad():
         next(iter(loop.trained.model.parameters())).fill_(float("nan"))
 
 
 def memory(loop: Trainer) -> None:
-    """More memory is asked for than any machine has."""
+    """An allocation of more memory than any machine has."""
     torch.empty(2**48, device=loop.world.device)
 
 
@@ -77,7 +77,7 @@ def cublas(loop: Trainer) -> None:
     raised: list[BaseException] = []
 
     def multiply() -> None:
-        # In a thread of its own, for which cuBLAS makes a handle of its own.
+        # In a new thread, for which cuBLAS makes a new handle.
         try:
             with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
                 held[-1].view(torch.float32)[:64].view(8, 8).mm(held[-2].view(torch.float32)[:64].view(8, 8))

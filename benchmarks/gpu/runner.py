@@ -77,7 +77,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of a case."""
+    """The result of a case."""
 
     name: str
     part: str
@@ -93,7 +93,7 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Machine:
-    """What the probe has found.
+    """The result of the probe.
 
     Attributes:
         problem: why there is no GPU to be used; None if there is one.
@@ -114,7 +114,7 @@ def read_table() -> list[Case]:
 
 
 def probe(env: Mapping[str, str]) -> Machine:
-    """Looks for GPUs, in a child with a time limit: a driver that is not well can hang whoever asks it."""
+    """Looks for GPUs, in a child with a time limit: a process that asks a faulty driver can hang."""
     try:
         asked = subprocess.run(
             [sys.executable, "-c", PROBE], env=env, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S
@@ -140,7 +140,7 @@ def missing(modules: Sequence[str], env: Mapping[str, str]) -> set[str]:
 
 
 def install_wheels(wheels: Path, target: Path) -> None:
-    """Puts what is in the folder `wheels` into `target`, from there alone.
+    """Installs the wheels in the folder `wheels` into `target`, without an index.
 
     Raises:
         SystemExit: with code 2: there are none, or pip refuses them.
@@ -169,7 +169,7 @@ def run_case(case: Case, device: str, out: Path, env: Mapping[str, str], spent_s
     """Runs `case` to its end, or to its time limit, and judges it.
 
     Args:
-        spent_s: what the cases of its part before it took.
+        spent_s: the seconds that the earlier cases of its part took.
     """
     patience = CPU_PATIENCE if device == "cpu" else 1
     limit_s = min(case.timeout_s * patience, max(0.0, round(PART_S * patience - spent_s, 1)))
@@ -231,7 +231,7 @@ def judge(outcome: Outcome, case: Case, device: str, code: int | None, result: P
 
 
 def end_group(process: "subprocess.Popen[bytes]", grace_s: float) -> None:
-    """Ends what is left of a case: its process group, then processes of it that went into a session of their own."""
+    """Ends all processes of a case: its process group, then those in sessions of their own."""
     if process.poll() is None:
         signal_group(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -260,7 +260,7 @@ def signal_group(group: int, number: signal.Signals) -> None:
 
 
 def reap() -> None:
-    """Takes note of all children that have ended."""
+    """Reaps all children that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -269,7 +269,7 @@ def reap() -> None:
 
 
 def descendants(ancestor: int) -> list[int]:
-    """The processes that `ancestor` has started, and those that they have; not those that only wait to be reaped."""
+    """The processes that `ancestor` has started, and those that these have started; without zombies."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir() if Path("/proc").is_dir() else ():
         if entry.name.isdecimal():
@@ -295,7 +295,7 @@ def adopt_orphans() -> None:
 
 
 def write_whole(path: Path, record: Mapping[str, Any]) -> None:
-    """Replaces the file at `path`: whoever reads it, at any moment, sees all of the old one or all of the new one."""
+    """Replaces the file at `path` atomically: a reader sees all of the old one or all of the new one."""
     partly = path.with_suffix(".part")
     with partly.open("w") as file:
         json.dump(record, file, indent=1)

@@ -24,7 +24,7 @@ def against(
     """The ratio of ours to a plain loop, in turns, with the rates of both.
 
     Args:
-        with_waits: our time is that of all steps with the waits for data between them, not the median of a step's.
+        with_waits: our rate is that of all steps, with the waits for data between them, not that of the median step.
     """
     rates: dict[str, list[float]] = {"ours": [], "plain": []}
     figures: dict[str, Any] = {}

@@ -34,13 +34,13 @@ NUM_CLASSES, NUM_TOKENS = 10, 256
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a training.
+    """The result of a training.
 
     Attributes:
         before, after: the weights.
         losses: of each step.
         gradients: of the first step.
-        peak_gib: memory of the GPU that was held at most; 0 on a CPU.
+        peak_gib: the peak of the GPU's memory; 0 on a CPU.
     """
 
     before: Weights
@@ -51,7 +51,7 @@ class Trained:
 
 
 def options_of(model: str, **others: Any) -> Options:
-    """Options for a few steps in fp32 of `model`; `others` win."""
+    """Options for a few steps in fp32 of `model`; `others` override them."""
     common = {"bf16": False, "warmup_steps": 0, "seed": 1, "batch_size": 4, "optimizer": "sgd"}
     is_transformer = model.startswith("gpt")
     own = {"lr": 0.1, "seq_len": 32, "clip_norm": 1.0} if is_transformer else {"lr": 0.01, "image_size": 32}
@@ -114,7 +114,7 @@ def classes_of(options: Options) -> int:
 
 @torch.no_grad()
 def fill(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Puts `weights` into `model`, which may be cut over a group of one rank: its parts are whole."""
+    """Copies `weights` into `model`; if it is sharded, then over a group of one rank, so its shards are complete."""
     for name, tensor in model.state_dict().items():
         own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         own.copy_(weights[name])
@@ -136,7 +136,7 @@ def train(
     Args:
         build_optimizer: makes the optimizer in place of the trainer's own.
         scaler: scales the loss; the model computes in fp16 then.
-        weights: what it begins with; by default the same for all.
+        weights: the first weights; by default those of `first_weights`.
         dtype: of the weights.
     """
     device = world.device
@@ -194,22 +194,22 @@ def flat(weights: Weights) -> Tensor:
 
 
 def distance(one: Weights, other: Weights) -> float:
-    """How far tensors are from others, relative to the first."""
+    """The norm of the difference of the tensors, relative to the norm of the first ones."""
     mine, its = flat(one), flat({name: other[name] for name in one})
     return float((mine - its).norm() / mine.norm())
 
 
 def updates_apart(one: Trained, other: Trained) -> float:
-    """How far what `other` has changed is from what `one` has, relative to that.
+    """The distance between the changes of the weights in `one` and in `other`, relative to those in `one`.
 
-    Weights hardly move in a few steps: two that are close may have been changed in opposite directions.
+    Weights hardly change in a few steps: two that are close may have been changed in opposite directions.
     """
     changed = [{name: run.after[name] - run.before[name] for name in run.before} for run in (one, other)]
     return distance(*changed)
 
 
 def compare(one: Trained, other: Trained) -> dict[str, float]:
-    """The figures by which `other` is held to `one`."""
+    """The figures that compare `other` with `one`."""
     losses = [abs(mine - its) / abs(mine) for mine, its in zip(one.losses, other.losses, strict=True)]
     return {"updates_apart": updates_apart(one, other), "losses_apart": max(losses)}
 
