@@ -7,7 +7,7 @@ import pytest
 from muster.errors import notify_if_slow
 
 
-def test_what_takes_long_is_said_once_by_the_one_that_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_takes_long_is_printed_once_and_by_one_rank(capsys: pytest.CaptureFixture[str]) -> None:
     with notify_if_slow("loading a model"):
         pass
     said, deadline = "", time.monotonic() + 20

@@ -55,14 +55,14 @@ def test_a_process_that_is_held_in_c_or_clears_up_for_ever_has_a_deadline() -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_one_that_comes_while_python_ends_leaves_the_code(number: int) -> None:
+def test_a_signal_that_comes_while_python_ends_leaves_the_code(number: int) -> None:
     """Python empties modules after it has restored the default handlers of signals."""
     last = "class A:\n    def __del__(self, kill=os.kill, pid=os.getpid()):\n"
     done = ran(f"{last}        kill(pid, {int(number)})\na = A()\nsys.exit(2)\n")
     assert (done.returncode, done.stderr) == (2, "")
 
 
-def test_who_ignores_it_goes_on_ignoring_it() -> None:
+def test_a_process_that_ignores_sigint_goes_on_ignoring_it() -> None:
     code = f"{KILL}with interruption.clearing_up():\n    {KILL}print('done')\n"
     done = ran(code, answer=signal.SIG_IGN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
@@ -77,7 +77,7 @@ def test_how_a_child_ends_is_known_where_children_were_ignored() -> None:
     assert done.returncode == 3
 
 
-def test_one_that_was_held_comes_when_the_process_has_its_answer() -> None:
+def test_a_sigint_that_was_held_is_delivered_when_the_process_has_its_handler() -> None:
     again = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); from muster import interruption; interruption.start('next')"
     )
@@ -125,7 +125,7 @@ def test_long_commands_at_random_moments(tmp_path: Path, name: str, to_group: bo
 
 
 @pytest.mark.process
-def test_one_while_ranks_are_started_leaves_none_of_what_they_have_started(tmp_path: Path) -> None:
+def test_a_sigint_while_ranks_are_started_leaves_no_process_of_theirs(tmp_path: Path) -> None:
     script = tmp_path / "script.sh"
     script.write_text('#!/bin/sh\nsleep 120 &\n[ "$LOCAL_RANK" = 0 ] && kill -INT $PPID\nwait\n')
     script.chmod(0o755)

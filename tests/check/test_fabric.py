@@ -5,7 +5,7 @@ import pytest
 from muster.check import fabric
 
 
-def test_what_a_file_or_the_environment_says_does_not_write_on_the_terminal(
+def test_control_characters_in_a_path_do_not_reach_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NCCL_NET_PLUGIN", "/nowhere/\x1b[31m.so")

@@ -109,7 +109,7 @@ def test_a_command_with_a_syntax_error_is_no_harm_to_the_next(tmp_path: Path) ->
         (console("$ echo 'a"), "command does not end"),
     ],
 )
-def test_a_page_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+def test_a_page_that_can_not_be_read(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(PageError, match=said):
         wrong(tmp_path, text)
 

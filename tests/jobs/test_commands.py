@@ -107,7 +107,7 @@ def test_any_other_command_goes_into_the_script(words: list[str]) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_slurm_leaves_a_job_that_goes_on_with_fewer_nodes_to_them(words: list[str], is_kept: bool) -> None:
+def test_slurm_does_not_end_a_job_that_goes_on_with_fewer_nodes(words: list[str], is_kept: bool) -> None:
     lines = job("slurm", "--", *words).stdout.splitlines()
     assert lines[0] == "#!/bin/bash"
     assert any(line.startswith("#SBATCH --nodes=2 --ntasks-per-node=1 --no-kill ") for line in lines) == is_kept
@@ -176,7 +176,7 @@ def test_a_refused_site() -> None:
         (["slurm", "--", "muster", "run", "--nnodes=2", "--node-rank=0", "x.py"], "leave --node-rank out"),
     ],
 )
-def test_what_can_not_be(words: list[str], about: str) -> None:
+def test_requests_that_can_not_be_met_are_refused(words: list[str], about: str) -> None:
     assert about in "".join(refusal(*words))
 
 
@@ -199,7 +199,7 @@ def test_an_option_that_is_not_there_is_the_commands_only_where_there_may_be_one
         "fabric check",
     ],
 )
-def test_a_command_that_can_be_is_not_run(words: str) -> None:
+def test_a_valid_command_is_written_and_not_run(words: str) -> None:
     command = f"muster {words}"
     assert command in job("slurm", "--", *command.split()).stdout
 

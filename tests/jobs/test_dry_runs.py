@@ -142,7 +142,7 @@ def test_a_job_of_pbs_goes_back_into_the_queue_for_the_project_that_it_is_charge
 
 @pytest.mark.parametrize("code", [0, 1, 2, 75])
 @pytest.mark.parametrize("name", NAMES)
-def test_exit_codes_and_who_goes_back_into_the_queue(cluster: Cluster, name: str, code: int) -> None:
+def test_exit_codes_and_which_jobs_go_back_into_the_queue(cluster: Cluster, name: str, code: int) -> None:
     done = cluster.run(name, making.make(name, Wanted()), "--epochs", "3", CODE=str(code), MUSTER_ARGS="--epochs 3")
     # LSF requeues a job that ends with 75, by its directive `-Q 75`.
     assert done.returncode == code, done.stderr

@@ -86,7 +86,7 @@ def test_the_empty_page_that_a_full_disk_left_is_written_over(make: Make, tmp_pa
     assert "<html" in report([str(make("run"))], tmp_path).read_text()
 
 
-def test_the_page_of_all_runs_is_none_of_them(make: Make, tmp_path: Path) -> None:
+def test_the_page_of_all_runs_is_not_taken_for_a_run(make: Make, tmp_path: Path) -> None:
     """`muster report runs`, then `muster report runs/*`."""
     for name in ("a", "b"):
         make(f"runs/{name}")
@@ -114,7 +114,7 @@ def test_wrong_input_is_three_lines_and_code_2(make: Make, tmp_path: Path) -> No
         assert fix.startswith("  fix: ")
 
 
-def test_who_stops_reading_gets_no_traceback(make: Make) -> None:
+def test_a_reader_that_closes_the_pipe_gets_no_traceback(make: Make) -> None:
     """As `muster report RUN | head` does after the tables."""
     close = "reads, writes = os.pipe(); os.close(reads); os.dup2(writes, 1)"
     code = (

@@ -46,7 +46,7 @@ def kept(*seconds: float) -> Baseline:
         ((5.0, 1.3, 7.0), True),
     ],
 )
-def test_the_rule(now, is_slow):
+def test_when_a_row_is_too_slow(now, is_slow):
     found = find_slow([row(*now)], kept(1.0, 1.05, 1.1))
     assert bool(found) == is_slow
     if found:
@@ -104,7 +104,7 @@ def test_a_healthy_rerun_passes_and_half_the_bandwidth_fails(noise):
     assert (num_alarms, num_found) == (0, 40)
 
 
-def test_a_pass_tells_what_it_is_worth():
+def test_the_sensitivity_of_a_comparison():
     assert baseline.least_found(kept(1.0, 1.0, 1.1)) == pytest.approx(1.21)
 
 
@@ -191,7 +191,7 @@ def test_any_other_file_is_told(content, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["none.json", os.devnull, "."])
-def test_what_is_no_file_is_told(name: str, tmp_path: Path):
+def test_a_path_without_a_regular_file_is_refused(name: str, tmp_path: Path):
     """Reading a device or a pipe may never end."""
     with pytest.raises(MusterError, match="can't be read"):
         baseline.read(str(tmp_path / name), "--baseline", HERE)

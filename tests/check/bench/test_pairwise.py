@@ -48,7 +48,7 @@ def judged(rows: list[Row]) -> list[str]:
 
 
 @pytest.mark.parametrize("num_nodes", [*range(9), 31, 32])
-def test_all_meet_all_once_and_nobody_two_at_a_time(num_nodes: int) -> None:
+def test_each_pair_meets_once_and_a_node_is_in_one_pair_at_a_time(num_nodes: int) -> None:
     plan = pairwise.rounds(num_nodes)
     met = [pair for each in plan for pair in each.items() if pair[0] < pair[1]]
     assert sorted(met) == list(combinations(range(num_nodes), 2))
@@ -79,7 +79,7 @@ def test_what_differs_as_healthy_links_do_is_not_slow(num_nodes: int, seed: int)
     assert judged(rows) == []
 
 
-def test_what_is_as_slow_everywhere_is_not_slow() -> None:
+def test_equally_slow_links_are_not_called_slow() -> None:
     assert judged(slowed(healthy(4), (None, None))) == []
 
 

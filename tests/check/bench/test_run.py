@@ -270,7 +270,7 @@ def test_a_rank_that_stands_still_is_named(bench):
     assert line.endswith("did not return from all_reduce of 4K")
 
 
-def test_who_lost_rank_0_before_all_had_met_says_so_without_a_traceback(capsys):
+def test_losing_rank_0_before_all_have_connected_is_reported_without_a_traceback(capsys):
     lost = dist.DistNetworkError("Failed to recv, got 0 bytes\nException raised from")
     assert run.report_failure(None, lost, "the start") == 1
     said = capsys.readouterr().err.splitlines()
@@ -278,7 +278,7 @@ def test_who_lost_rank_0_before_all_had_met_says_so_without_a_traceback(capsys):
     assert said[1].endswith("got 0 bytes")
 
 
-def test_the_store_stays_until_all_know_who_did_not_come(monkeypatch, capsys):
+def test_the_store_stays_until_all_ranks_know_which_are_missing(monkeypatch, capsys):
     """It ends with rank 0: the other ranks would then report a broken connection, with a traceback."""
     world = World(world_size=3, timeout_s=1)
 
@@ -307,7 +307,7 @@ def test_the_store_stays_until_all_know_who_did_not_come(monkeypatch, capsys):
         (2, [0, 2], None),
     ],
 )
-def test_the_first_rank_left_says_who_did_not_come_back(monkeypatch, rank, alive, wrong):
+def test_the_first_rank_left_names_the_ranks_that_did_not_return(monkeypatch, rank, alive, wrong):
     monkeypatch.setattr(run, "ranks_alive", lambda world: alive)
     world = World(rank=rank, world_size=3, host="abc"[rank], hosts=("a", "b", "c"))
     broken = dist.DistBackendError("Connection reset by peer")

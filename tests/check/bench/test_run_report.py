@@ -101,7 +101,7 @@ def test_pairs_end_with_the_verdict(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "ok: no link is slow"
 
 
-def test_what_comes_from_a_node_does_not_write_on_the_terminal(tmp_path, capsys):
+def test_control_characters_from_a_node_do_not_reach_the_terminal(tmp_path, capsys):
     of = report(tmp_path / "file", save_baseline=None)
     of.world = World(hosts=("a\x1b[31m", "b"), world_size=2)
     rows = [pairwise.Row("a\x1b[31m", "b", 1, 1, 20, 4), pairwise.Row("b", "a\x1b[31m", 0.1, 0.1, 20, 4)]

@@ -92,7 +92,7 @@ def test_tcp_where_there_is_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("found", ["infiniband", "a-fabric-of-tomorrow"])
-def test_silence_proves_nothing(found: str) -> None:
+def test_a_log_that_names_no_network_proves_nothing(found: str) -> None:
     told = of_nccl([heard(0, NCCL_2_18_ROCE, found), heard(1, "", found)])
     assert told.error is not None
     assert "does not name the network" in told.error.wrong
@@ -133,7 +133,7 @@ def test_gloo_says_that_it_is_tcp() -> None:
     assert of_gloo(both[:1]).notes == ()
 
 
-def test_the_fabrics_that_are_none_are_those_of_the_profiles() -> None:
+def test_the_fabrics_without_rdma_are_those_of_the_profiles() -> None:
     profiles = {path.stem: tomllib.loads(path.read_text()) for path in (ROOT / "jobs/fabrics").glob("*.toml")}
     assert {name for name, profile in profiles.items() if not profile["is_rdma"]} == set(transport.NO_RDMA)
 

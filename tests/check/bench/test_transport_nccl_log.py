@@ -53,7 +53,7 @@ def test_what_is_connected_counts_more_than_what_was_chosen() -> None:
     assert (said.network, said.is_tcp) == ("Socket", True)
 
 
-def test_nothing_that_a_program_prints_is_taken_for_ncclss() -> None:
+def test_lines_that_a_program_prints_are_not_taken_for_nccls() -> None:
     assert transport.parse_log("Using network IB\nChannel 00 : 0 -> 1 [send] via NET/IB/0\n") == NcclLog()
 
 

@@ -35,27 +35,27 @@ def test_nothing_is_wrong():
     assert "one rank" in collectives.summary({"a": [facts(0)]})
 
 
-def test_a_share_that_is_wrong_at_all_is_its_givers():
+def test_values_that_are_wrong_on_all_ranks_are_blamed_on_their_sender():
     ranks = [facts(rank, all_gather=2) for rank in range(4)]
     assert found(*ranks) == [("c", "all_gather gives wrong values: by rank 2 on c")]
 
 
-def test_shares_of_several_that_are_wrong_at_one_rank_are_its_own():
+def test_values_of_several_senders_that_are_wrong_on_one_rank_are_blamed_on_it():
     ranks = [facts(0), facts(1, all_gather=None, reduce_scatter=None), facts(2)]
     assert found(*ranks) == [("b", "all_gather, reduce_scatter give wrong values: by rank 1 on b")]
 
 
-def test_one_share_that_is_wrong_at_one_other_rank_is_the_pairs():
+def test_values_that_are_wrong_on_one_rank_are_blamed_on_it_and_their_sender():
     assert found(facts(0), facts(1), facts(2, send_recv=1))[0][0] == "b -> c"
 
 
-def test_by_whom_a_sum_was_spoilt_that_is_wrong_at_all_nobody_can_tell():
+def test_a_sum_that_is_wrong_on_all_ranks_is_blamed_on_none():
     ranks = [facts(rank, reduce_scatter=None) for rank in range(4)]
     assert found(*ranks) == [("", "reduce_scatter gives wrong values: the rank at fault is unknown")]
     assert found(facts(0, reduce=None), facts(1))[0][0] == ""
 
 
-def test_who_did_not_come_back_is_named():
+def test_a_rank_that_did_not_return_is_named():
     waiting = [facts(rank, why="Timed out", at="broadcast") for rank in (0, 1)]
     # The other ranks may have left the collective in which this one hangs.
     ((host, wrong),) = found(*waiting, facts(2, why=NOT_OVER, at="all_gather"))
@@ -67,7 +67,7 @@ def test_a_group_that_does_not_start():
     assert (host, wrong) == ("", f"{START} did not end, though all ranks reached it")
 
 
-def test_who_gives_more_time_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_longer_timeout_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL may take minutes to start on thousands of GPUs."""
     seconds: list[int] = []
 

@@ -57,12 +57,12 @@ def test_an_own_name_that_others_could_not_use(address):
     assert finding.seen == f"its own name resolves to {address}"
 
 
-def test_it_is_a_fault_where_gloo_goes_by_it():
+def test_a_wrong_own_name_is_a_failure_where_gloo_uses_it():
     assert found(2, [own(0, "10.0.0.0"), own(1, "127.0.1.1")], is_interface_set=False) == [("failed", "name", "n1")]
     assert found(2, [own(0, "10.0.0.0"), own(1)]) == [("warning", "name", "n1")]
 
 
-def test_it_is_a_fault_on_the_node_where_gloo_goes_by_it():
+def test_a_wrong_own_name_is_a_failure_on_the_one_node_where_gloo_uses_it():
     """The interface of the other node is set, which changes nothing."""
     told = {
         place.host: [Facts(place, (Lookup(place.host, ["10.0.0.0"] if is_set else ["127.0.1.1"]),), is_set)]
@@ -89,7 +89,7 @@ def test_a_name_that_leads_astray_everywhere_is_one_finding():
     assert found(3, lookups) == [("warning", "name", "n0, n2")]
 
 
-def test_a_name_that_a_container_has_for_itself_alone_is_nobodys_business():
+def test_a_name_that_only_its_own_container_resolves_is_no_fault():
     unknown = [led(0, 1, wrong="Name or service not known"), led(2, 1, wrong="Name or service not known")]
     assert found(3, unknown) == []
     assert found(3, [unknown[0], led(2, 1, "10.0.0.1")]) == [("warning", "name", "n0")]

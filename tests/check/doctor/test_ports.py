@@ -79,7 +79,7 @@ def test_another_program_at_the_port_is_not_taken_for_the_node():
         thread.join(10)
 
 
-def test_what_swallows_large_messages_is_called_so(monkeypatch):
+def test_a_link_that_drops_large_messages_is_reported(monkeypatch):
     """A program that reads only the first message stands for a link with another MTU."""
     monkeypatch.setattr(ports, "ANSWER_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:

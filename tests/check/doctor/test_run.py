@@ -87,7 +87,7 @@ def test_what_a_program_gets() -> None:
     assert finding in next(part for part in told["parts"] if part["name"] == "software")["findings"]
 
 
-def test_what_comes_from_a_node_does_not_write_on_the_terminal() -> None:
+def test_control_characters_from_a_node_do_not_reach_the_terminal() -> None:
     found = [Finding("failed", "x", "n\x1b[2J", "wrong\nline", "a\x1b[31mb", "[bold]fix[/bold]")]
     text = printed(Report([], [Part("x", "", found)]), None)
     assert "\x1b" not in text
@@ -120,7 +120,7 @@ class KernelSubject:
         return "new"
 
 
-def test_a_new_subject_needs_no_more_than_its_face() -> None:
+def test_a_new_subject_needs_only_the_interface() -> None:
     found = Report()
     run.examine(World(host="a", hosts=("a",)), DoctorOptions(), [KernelSubject()], found)
     assert [finding.about for finding in found.findings] == ["kernel"]

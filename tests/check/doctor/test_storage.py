@@ -40,7 +40,7 @@ def test_a_rank_that_waits_for_a_file_system_is_not_missed_by_the_others(monkeyp
     assert told.checkpoints.trouble == "the file system did not answer within 5 s"
 
 
-def test_a_look_that_can_not_be_started_costs_only_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_can_not_be_started_costs_only_its_own_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")  # the user has too many processes
 

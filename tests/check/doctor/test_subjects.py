@@ -54,7 +54,7 @@ def test_facts_survive_json() -> None:
                 assert msgspec.convert(told, subject.Facts) == facts
 
 
-def test_a_look_that_fails_costs_only_its_own_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_that_fails_costs_only_its_own_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Any:
         raise RuntimeError
 
@@ -78,7 +78,7 @@ def test_nothing_is_found_on_healthy_nodes(told: Told) -> None:
     assert found(told) == []
 
 
-def test_nothing_is_made_of_what_nobody_can_tell() -> None:
+def test_unknown_facts_give_no_findings() -> None:
     """Facts in which almost all values are unknown."""
     told: Told = {
         "software": {host: [software.Facts()] for host in "ab"},
