@@ -59,7 +59,7 @@ def processors_s() -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Tests are the same on a machine with GPUs: torch, not loaded yet, sees none, here and in what tests start.
+    # Tests are the same on a machine with GPUs: torch, not loaded yet, sees none, here and in child processes.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     path = os.environ.pop("MUSTER_TEST_REPORT", None)
     if path is not None:

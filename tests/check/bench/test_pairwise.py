@@ -99,7 +99,7 @@ def test_a_slow_link_is_named(num_nodes: int) -> None:
 @pytest.mark.parametrize("num_nodes", [2, 3, 4, 8, 33])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_link_at_half_its_width_is_named(num_nodes: int, seed: int) -> None:
-    """It takes less than twice as long: latency and the time in the hosts are the same on all links."""
+    """A message takes less than twice as long: latency and the time in the hosts are the same on all links."""
     (wrong,) = judged(slowed(healthy(num_nodes, seed, spread=0.15), (0, 1), factor=1.9))
     assert wrong.startswith("slow link: node01 -> node02")
 

@@ -279,7 +279,7 @@ def test_losing_rank_0_before_all_have_connected_is_reported_without_a_traceback
 
 
 def test_the_store_stays_until_all_ranks_know_which_are_missing(monkeypatch, capsys):
-    """It ends with rank 0: the other ranks would then report a broken connection, with a traceback."""
+    """The store ends with rank 0: the other ranks would report a broken connection, with a traceback."""
     world = World(world_size=3, timeout_s=1)
 
     def join(timeout_s: int) -> World:

@@ -118,5 +118,5 @@ def only(told: Told) -> Finding:
 
 
 def found_of(told: dict[str, Any]) -> list[Finding]:
-    """The findings in what `--json` printed."""
+    """The findings in the object that `--json` printed."""
     return [Finding(**finding) for finding in told["findings"]]

@@ -1,4 +1,4 @@
-"""Which nodes try to reach which, what answers, and which node failed probes point to."""
+"""Test connections between nodes: which pairs are tried, what counts as an answer, which node failures point to."""
 
 import random
 import socket
