@@ -1,13 +1,13 @@
-"""The accounts that fake hosts know: the machine's, with a home folder of the cluster's for root."""
+"""The accounts on fake hosts: the machine's, but root's home folder is one of the cluster."""
 
 import pwd
 from pathlib import Path
 
 
 def write_accounts(folder: Path, home: Path) -> dict[Path, Path]:
-    """Binds for `Hosts`, by which whatever logs in as root is at `home` and leaves nothing in the machine's own.
+    """Writes passwd and shadow files with `home` as root's home folder; returns the binds for `Hosts`.
 
-    Some programs, ssh and Grid Engine among them, ask for the account's home and not for HOME.
+    Some programs, ssh and Grid Engine among them, use the account's home, which would be the machine's, and not HOME.
     """
     passwd, shadow = folder / "passwd", folder / "shadow"
     accounts = [

@@ -1,6 +1,6 @@
 """Clusters for every test below this folder.
 
-What they offer is told in `slurm.SlurmCluster`, `grid_engine.GridEngineCluster`, `mpi.MpiHosts` and `hosts.Hosts`.
+They are described in `slurm.SlurmCluster`, `grid_engine.GridEngineCluster`, `mpi.MpiHosts` and `hosts.Hosts`.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def slurm3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., SlurmCluster]]:
-    """Starts a cluster of this test's own: `slurm_cluster(["n1-ib", "n2-ib"], gpus=2)`; options of `SlurmCluster`."""
+    """Starts a cluster for one test: `slurm_cluster(["n1-ib", "n2-ib"], gpus=2)`; options of `SlurmCluster`."""
     _require_slurm()
     with contextlib.ExitStack() as running:
 
@@ -68,7 +68,7 @@ def grid_engine2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngin
 
 @pytest.fixture
 def grid_engine_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., GridEngineCluster]]:
-    """Starts a cluster of this test's own: `grid_engine_cluster(["a", "b"], slots=2)`, as `GridEngineCluster`."""
+    """Starts a cluster for one test: `grid_engine_cluster(["a", "b"], slots=2)`; options of `GridEngineCluster`."""
     _require_grid_engine()
     with contextlib.ExitStack() as running:
 
@@ -89,7 +89,7 @@ def mpi_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MpiHosts]:
 
 @pytest.fixture
 def mpi_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., MpiHosts]]:
-    """Starts hosts of this test's own: `mpi_cluster(["a", "b"])`; options of `MpiHosts`."""
+    """Starts hosts for one test: `mpi_cluster(["a", "b"])`; options of `MpiHosts`."""
     _require_mpi()
     with contextlib.ExitStack() as running:
 
@@ -101,13 +101,13 @@ def mpi_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 
 @pytest.fixture(scope="session")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """The parameters that four ranks have to arrive at: those of one process, see `weights.train_single`."""
+    """The parameters with which four ranks have to end: those of one process; see `weights.train_single`."""
     return train_single(tmp_path_factory.mktemp("four_ranks"), 4)
 
 
 @pytest.fixture(scope="session")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of `faults.LONG` on two hosts that nobody disturbed, with all its checkpoints."""
+    """An undisturbed run of `faults.LONG` on two hosts, with all its checkpoints."""
     require_namespaces()
     folder = tmp_path_factory.mktemp("straight")
     with Hosts(NAMES[:2], folder) as hosts:
@@ -116,7 +116,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """The parameters that two ranks have to arrive at, whatever happens to them; see `surviving.LONG`."""
+    """The parameters with which `surviving.LONG` on two ranks has to end, whatever disturbs it."""
     return train_undisturbed(tmp_path_factory.mktemp("undisturbed"), LONG)
 
 

@@ -1,6 +1,6 @@
-"""Trainings on fake hosts that are stopped at a chosen place, for a test to kill something there.
+"""Trainings on fake hosts, in which one rank stops at a chosen place, so that a test can kill something there.
 
-A rank tells by a file that it has come to the place, and waits there. It is to be killed, or to go on when told.
+At the place the rank makes the file `reached`, and waits until it is killed or the test makes the file `go`.
 """
 
 import os
@@ -18,21 +18,21 @@ from tests.clusters.processes import HostProcess, Process
 from tests.clusters.weights import ONE_THREAD, TRAIN
 
 START_S = 150
-"""Seconds in which a training gets from its start to a place, on a slow and busy machine."""
+"""Deadline in seconds for a training to get from its start to a place, on a slow and busy machine."""
 
 END_S = 150
-"""Seconds in which all ranks have ended after a fault. A minute is promised; the machine may be slow."""
+"""Deadline in seconds for all ranks to end after a fault. A minute is promised; the machine may be slow."""
 
 WHOLE_S = 400
-"""Seconds in which an undisturbed training has ended there."""
+"""Deadline in seconds for an undisturbed training on such a machine."""
 
 EPOCH, EPOCHS = 5, 6
-"""Steps of an epoch of two ranks, after each of which comes a checkpoint; epochs."""
+"""Steps of an epoch with two ranks, and number of epochs; a checkpoint follows each epoch."""
 
 LONG = ["--model=shufflenet_v2_x0_5", "--data=synthetic", "--num-classes=10", f"--num-samples={2 * 8 * EPOCH}"]
 LONG += ["--image-size=16", "--batch-size=8", f"--epochs={EPOCHS}", "--lr=0.01", "--no-bf16", "--seed=5"]
 
-# Found by every Python of the training; only the ranks have RANK. What it waits in can't outlive a broken test.
+# Every Python process of the training runs this; only ranks have RANK. It waits 10 minutes at most if a test is broken.
 HOOK = """
 import os, time
 from pathlib import Path
@@ -77,8 +77,8 @@ class Place:
     """Where a rank stops.
 
     Attributes:
-        name: `import` (before it has joined the others), `meet` (when it has, before there is a model), `step 15`
-            (before that step's successor), `file 20` (its part of that step's checkpoint is written, and not yet safe).
+        name: `import` (before it has joined the others), `meet` (after that, before there is a model), `step 15`
+            (before step 16), `file 20` (its part of step 20's checkpoint is written, but fsync not yet called).
     """
 
     rank: int
@@ -87,11 +87,11 @@ class Place:
 
 @dataclass
 class Running:
-    """A training that runs: one agent a host.
+    """A running training, with one agent on each host.
 
     Attributes:
-        outputs: what came from each host.
-        gate: the folder of the files by which a rank tells that it has stopped, and is told to go on.
+        outputs: the files with the output of each host.
+        gate: the folder for the files `reached` and `go`.
         dead: the hosts that were killed.
     """
 
@@ -102,7 +102,7 @@ class Running:
     dead: set[str]
 
     def await_place(self) -> None:
-        """Returns when the rank has come to its place.
+        """Waits until the rank is at its place.
 
         Raises:
             AssertionError: the training ended before.
@@ -119,12 +119,12 @@ class Running:
         (self.gate / "go").touch()
 
     def agent(self, host: str) -> Process:
-        """torchrun's process on a host."""
+        """The agent's process on a host."""
         (found,) = [process for process in self.hosts.processes(host) if any(map(is_agent, process.argv))]
         return found
 
     def worker(self, host: str, local_rank: int = 0) -> Process:
-        """A rank's own process on a host, and none of its data workers."""
+        """The process of a rank on a host, which is not one of its data workers."""
         agent = self.agent(host).pid
         ranks = [process for process in self.hosts.processes(host) if parent_of(process.pid) == agent]
         (found,) = [rank for rank in ranks if f"LOCAL_RANK={local_rank}" in environment_of(rank.pid)]
@@ -140,13 +140,13 @@ class Running:
         self.hosts.kill(host)
 
     def codes(self, limit_s: float = END_S) -> dict[str, int]:
-        """The exit codes of all agents, once all have ended and no process of theirs is left.
+        """Waits until all agents have ended and have left no process; returns their exit codes.
 
         Args:
             limit_s: seconds within which the last agent ends.
 
         Raises:
-            TimeoutError: an agent lives, or any process on a host that does.
+            TimeoutError: an agent still runs, or any process on a host that was not killed.
         """
         what = "all agents to end"
         try:
@@ -158,17 +158,17 @@ class Running:
         return {host: agent.returncode for host, agent in self.agents.items()}
 
     def left(self) -> str:
-        """The processes that live on hosts that do."""
+        """The processes that still run, on all hosts that were not killed."""
         alive = self.agents.keys() - self.dead
         return "\n".join(f"{host}: {process}" for host in alive for process in self.hosts.processes(host))
 
     def said(self) -> str:
-        """What came from all hosts."""
+        """The output of all hosts."""
         return "\n".join(f"--- {host}\n{path.read_text()}" for host, path in self.outputs.items())
 
 
 class Training:
-    """One training over all of `hosts`, by hand and without a scheduler; started again it resumes.
+    """One training on all of `hosts`, started by hand without a scheduler; a second start resumes it.
 
     Args:
         folder: an existing one, where the training works; its run is `runs/run` there.
@@ -185,10 +185,10 @@ class Training:
         (folder / "hook" / "sitecustomize.py").write_text(HOOK)
 
     def start(self, place: Place | None = None, options: Sequence[str] = LONG, pace_s: float = 0) -> Running:
-        """Starts it on all hosts; hosts that were killed are started anew before.
+        """Starts the training on all hosts; starts killed hosts again before that.
 
         Args:
-            pace_s: seconds that each rank rests before each step, so that there is time to harm it.
+            pace_s: seconds for which each rank sleeps before each step, so that a test has time to harm it.
         """
         self.num_starts += 1
         gate = self.folder / f"start-{self.num_starts}"
@@ -213,7 +213,7 @@ class Training:
 
 
 def runs_through(training: Training, options: Sequence[str]) -> Path:
-    """The run that nobody disturbs, with all its checkpoints."""
+    """Trains without a disturbance and keeps all checkpoints; returns the run's folder."""
     running = training.start(options=[*options, "--keep-checkpoints=1000"])
     assert set(running.codes(WHOLE_S).values()) == {0}, running.said()
     return training.run
@@ -226,7 +226,7 @@ def newest_of(run: Path) -> int:
 
 
 def assert_same_bits(run: Path, straight: Path) -> None:
-    """Holds if the newest checkpoint of `run` is whole, and says what that of `straight` does after the same step."""
+    """Asserts that the newest checkpoint of `run` is complete, and equals that of `straight` at this step."""
     path, state, notes = checkpoint.load_newest(run)
     assert (checkpoint.step_of(path), notes) == (newest_of(run), [])
     _, own = checkpoint.split(state)

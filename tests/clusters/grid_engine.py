@@ -22,17 +22,17 @@ class GridEngineCluster:
     """A Grid Engine cluster that exists inside `with`.
 
     Commands run on the login host, in the folder `shared` that all hosts see, with the environment of a fresh
-    login and nothing of the test runner's. Jobs run as root in the queue `main.q`.
+    login and no variable of the test runner's. Jobs run as root in the queue `main.q`.
 
-    A job gets several hosts by a parallel environment, `-pe NAME SLOTS`: `one` and `two` give 1 and 2 slots a
-    host, `fill` fills one host after the other, `round` deals slots out in turn, `smp` keeps to one host. In all
+    A job gets several hosts by a parallel environment, `-pe NAME SLOTS`: `one` and `two` give 1 and 2 slots per
+    host, `fill` fills one host after the other, `round` takes slots of the hosts in turn, `smp` takes one host. In all
     of them `qrsh -inherit HOST COMMAND` starts a task on a host of the job. The order of hosts is Grid Engine's.
 
     Args:
         workdir: An existing, empty folder. It stays, with Grid Engine's `root`, `config`, each host's `spool`.
         nodes: Names of the execution hosts.
-        slots: Slots a node.
-        gpus: What `-l gpu=...` counts on each node. Grid Engine 8.1.9 names no device to the job.
+        slots: Slots per node.
+        gpus: GPUs per node, for `-l gpu=...`. Grid Engine 8.1.9 only counts them, and names no device to the job.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class GridEngineCluster:
         cwd: Path | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """The ended command, run on the login host.
+        """Runs a command on the login host; returns the completed process.
 
         Raises:
             TimeoutError: It did not end within `timeout` seconds. Every job of the cluster is then deleted,
-                because one that this command began would hold its slots for all later tests.
+                because a job of this command would keep its slots during all later tests.
             RuntimeError: `check` is set and it failed.
         """
         try:
@@ -88,12 +88,12 @@ class GridEngineCluster:
     def submit(
         self, script: str, *options: str, env: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
     ) -> Job:
-        """The job of a batch script, just submitted. Its output goes to files of its own in `shared`.
+        """Submits a batch script; returns the job, whose output goes to files of its own in `shared`.
 
         Args:
             script: Shell lines, or a whole script that begins with `#!`.
-            options: For qsub; they win over those that are set here.
-            env: For qsub itself: the job has it only by `-V` or `-v NAME`.
+            options: For qsub; they override those that are set here.
+            env: Variables of qsub itself: the job gets them only by `-V` or `-v NAME`.
             arguments: Of the script.
         """
         self._submitted += 1
@@ -101,27 +101,27 @@ class GridEngineCluster:
         path.write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}")
         ours = ["-terse", "-N", path.stem, "-wd", str(self.shared), "-o", str(self.shared), "-j", "y"]
         submitted = self.run("qsub", *ours, *options, path, *arguments, env=env, check=True)
-        # `7`, of an array `7.1-3:1`; warnings stand before it.
+        # `7`, or `7.1-3:1` for an array; warnings come before it.
         job_id = submitted.stdout.split()[-1].partition(".")[0]
         accounting = self.workdir / "root" / "default" / "common" / "accounting"
         return Job(job_id, path.stem, self.shared, accounting, self.run)
 
     def qsub(self, script: str, *options: str, timeout: float = 120, env: Mapping[str, str] | None = None) -> Job:
-        """The ended job of a batch script; see `submit` for the arguments and `Job.wait` for the deadline."""
+        """Submits a batch script and waits for its end; see `submit` for arguments and `Job.wait` for the deadline."""
         return self.submit(script, *options, env=env).wait(timeout)
 
     def processes(self, node: str) -> list[Process]:
-        """What runs on a node besides Grid Engine's own daemons: the processes of jobs, sge_shepherd among them."""
+        """The processes on a node besides Grid Engine's own daemons: those of jobs, sge_shepherd among them."""
         return [process for process in self.hosts.processes(node) if process.name not in DAEMONS]
 
     def idle(self, timeout: float = 30) -> None:
-        """Waits until there is no job and no process of one, as after jobs have ended."""
+        """Waits until no job is left, and no process of a job."""
         wait_for("Grid Engine to have no job", lambda: not self.run("qstat", "-u", "*").stdout, timeout, 0.1)
         for node in self.nodes:
             wait_for(f"{node} to be without a job", lambda node=node: not self.processes(node), timeout)
 
     def log_tails(self, lines: int = 15) -> str:
-        """The last lines that each daemon wrote, and of its start."""
+        """The last lines of each daemon's log, and of its start script's output."""
         logs = sorted([*self.workdir.glob("spool/**/messages"), *self.workdir.glob("*.start")])
         tails = [(log, log.read_text(errors="replace").splitlines()[-lines:]) for log in logs]
         return "\n".join(f"--- {log.relative_to(self.workdir)}\n" + "\n".join(tail) for log, tail in tails)
@@ -144,7 +144,7 @@ class GridEngineCluster:
             self._starting[host] = self.hosts.popen(host, argv, stdout=log, stderr=subprocess.STDOUT)
 
     def _check_daemons(self) -> None:
-        # A daemon's start ends seconds after the daemon answers, so it is looked at and not waited for.
+        # The start script ends seconds after the daemon answers: this looks for failures, without waiting for its end.
         for host, started in self._starting.items():
             if started.poll():
                 raise RuntimeError(f"Grid Engine's daemon of {host} failed to start")

@@ -7,8 +7,8 @@ from pathlib import Path
 LOGIN = "login"
 QUEUE = "main.q"
 
-# Where Debian has them. The first is the cluster's; the second is each host's own, as on clusters whose nodes
-# have local disks: a slave task can't read what Grid Engine keeps for the job on its first host.
+# Debian's paths. All hosts share ROOT; each host has a SPOOL of its own, as on clusters whose nodes have local disks:
+# a slave task can't read the files that Grid Engine keeps for the job on its first host.
 ROOT = Path("/var/lib/gridengine")
 SPOOL = Path("/var/spool/gridengine")
 PROGRAMS = Path("/usr/lib/gridengine")
@@ -46,7 +46,7 @@ CLUSTER = {
     "joblog=false sharelog=00:00:00",
 }
 
-# What differs from a fresh scheduler's, see sched_conf(5): it looks at a job as soon as there is one.
+# What differs from a new scheduler's, see sched_conf(5): it considers a job within a second of its submission.
 SCHEDULER = {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1"}
 
 # See queue_conf(5): every attribute has to be there.
@@ -129,7 +129,7 @@ sge_qmaster
 
 
 def write_config(folder: Path, nodes: Sequence[str], *, slots: int, gpus: int) -> None:
-    """Writes what a cluster starts from to `folder`: `root`, `config` and `spool`."""
+    """Writes the files with which a cluster starts to `folder`: `root`, `config` and `spool`."""
     shutil.copytree(ROOT, folder / "root", symlinks=True, ignore=shutil.ignore_patterns("default"))
     common, config = folder / "root" / "default" / "common", folder / "config"
     common.mkdir(parents=True)
@@ -157,13 +157,13 @@ def write_config(folder: Path, nodes: Sequence[str], *, slots: int, gpus: int) -
 
 
 def scheduler_config(printed: str) -> str:
-    """The scheduler's configuration as `qconf -ssconf` printed it, with ours in it."""
+    """The scheduler's configuration, as `qconf -ssconf` printed it, with the values of SCHEDULER."""
     lines = [line.split(maxsplit=1) for line in printed.splitlines()]
     return "".join(f"{name} {SCHEDULER.get(name, value)}\n" for name, value in lines)
 
 
 def daemon_script(folder: Path, host: str) -> str:
-    """The shell lines that start a host's daemon; they end when it is in the background."""
+    """The shell lines that start a host's daemon; they end when the daemon is in the background."""
     return HOST_SCRIPT.format(folder=folder, host=host) + (QMASTER_SCRIPT if host == LOGIN else EXECD_SCRIPT)
 
 

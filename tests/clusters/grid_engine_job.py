@@ -12,7 +12,7 @@ DONE = "done"
 
 
 class Account(NamedTuple):
-    """What Grid Engine wrote down when a job or one task of an array job had ended; see accounting(5).
+    """Grid Engine's record of an ended job, or of an ended task of an array job; see accounting(5).
 
     Attributes:
         host: Where the job script ran.
@@ -30,14 +30,14 @@ class Account(NamedTuple):
 class Job:
     """A submitted job, which may still be pending or running.
 
-    An array job has an account and an output file a task. `exit_code` is the first that is not 0.
+    An array job has an account and an output file for each task. `exit_code` is the first that is not 0.
 
     Args:
         job_id: As qsub printed it, without the range of an array.
         name: As qsub was given it.
         folder: Where its output files are.
-        accounting: The file of that name.
-        control: Runs a command with these arguments on the login host.
+        accounting: Grid Engine's file of that name.
+        control: Runs a command, given as arguments, on the login host.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Job:
 
     @property
     def accounts(self) -> list[Account]:
-        """Of the tasks that have ended, in their order; of none if it was deleted before it ran."""
+        """The accounts of the ended tasks, in their order; none if the job was deleted before it ran."""
         written = self._accounting.read_text().splitlines() if self._accounting.exists() else []
         records = [line.split(":") for line in written if not line.startswith("#")]
         # Slave tasks, started by qrsh -inherit, have accounts of their own: the 4th field from the end is their id.
@@ -82,22 +82,22 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What the job has written so far, errors too; the tasks of an array one after the other."""
+        """The job's output so far, with its errors; the tasks of an array one after the other."""
         paths = [*self._output.parent.glob(self._output.name), *self._output.parent.glob(f"{self._output.name}.*")]
         tasks = sorted(paths, key=lambda path: (len(path.name), path.name))
         return "".join(path.read_text(errors="replace") for path in tasks)
 
     def wait(self, timeout: float = 120) -> "Job":
-        """This job, once it has ended in whatever way.
+        """Waits until the job has ended in whatever way; returns the job.
 
         Raises:
-            TimeoutError: It has not; the job is deleted, and the message has its state and output.
+            TimeoutError: It has not ended; the job is deleted, and the message has its state and output.
             RuntimeError: It can't start; the message has the reason, and the job is deleted.
         """
         return self.wait_for_state(DONE, timeout=timeout)
 
     def wait_for_state(self, *states: str, timeout: float = 60) -> "Job":
-        """This job, once it is in one of these states; otherwise as `wait`.
+        """Waits until the job is in one of these states; otherwise as `wait`.
 
         Raises:
             RuntimeError: It ended without being seen in one of these states.
@@ -127,5 +127,5 @@ class Job:
         return self
 
     def cancel(self, *options: str) -> None:
-        """Runs qdel with these options on the job. With `-notify` it hears USR2 some seconds before it is killed."""
+        """Runs qdel with these options on the job. With qsub's `-notify` it gets USR2 some seconds before KILL."""
         self._control("qdel", *options, self.id)

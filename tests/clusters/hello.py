@@ -1,10 +1,10 @@
-"""A small world: a script as users write it for torchrun, which says where each rank is and whom it met."""
+"""A small script as users write it for torchrun: each rank prints where it is, and the sum over all ranks."""
 
 from pathlib import Path
 
 from tests.clusters.weights import MUSTER
 
-# The ranks of a launch add up its number, 1 by default: four that met say 4.0, whoever else is about.
+# The ranks of a launch add up its number, 1 by default: four ranks print 4.0, whatever other launches run meanwhile.
 SCRIPT = """
 import os, socket, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -17,18 +17,18 @@ os.write(1, line.encode())
 dist.destroy_process_group()
 """
 
-# Rank and local rank.
+# After the host: rank/local rank.
 FOUR = ["sum 4.0 node01 0/0 eth0", "sum 4.0 node01 1/1 eth0", "sum 4.0 node02 2/0 eth0", "sum 4.0 node02 3/1 eth0"]
-"""What four ranks on two hosts say."""
+"""The output of four ranks on two hosts."""
 
 
 def hello(folder: Path, *options: str, number: int = 1) -> list[str]:
-    """The command that starts the script in this place, with options for `muster run`."""
+    """Writes the script into `folder`; returns the command that starts it, with options for `muster run`."""
     script = folder / "hello.py"
     script.write_text(SCRIPT)
     return [MUSTER, "run", *options, str(script), *([] if number == 1 else [str(number)])]
 
 
 def said(output: str) -> list[str]:
-    """What the ranks said, in order."""
+    """The lines that the ranks printed, sorted."""
     return sorted(line for line in output.splitlines() if line.startswith("sum"))

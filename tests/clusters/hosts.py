@@ -1,9 +1,9 @@
-"""Fake hosts: several hosts on one machine, with own names, addresses, processes and links.
+"""Fake hosts: several hosts on one machine, with their own names, addresses, processes and links.
 
 A host is a set of Linux namespaces (net, uts, mount, pid, ipc) held by its process 1. The hosts of one
-`Hosts` hang on a bridge that lives in a network namespace of its own, so nothing is created in the
-machine's own namespaces, two clusters may use the same names and addresses, and to end process 1 is to
-remove the host: the kernel ends its processes and drops its mounts and interfaces.
+`Hosts` are connected by a bridge in a network namespace of its own. So nothing is created in the machine's
+own namespaces, and two clusters may use the same names and addresses. The end of process 1 removes the host:
+the kernel ends its processes and drops its mounts and interfaces.
 
 Hosts share the machine's file system, as nodes of a cluster share theirs. `/run` and `/dev/shm` are each
 host's own; `/etc/hosts` is the cluster's; `/sys` shows the host's interfaces and has no cgroups, so none can
@@ -24,7 +24,7 @@ from tests.clusters.processes import HostProcess, Process, namespace_of, process
 from tests.clusters.requirements import program
 
 # The switch is also the gateway: it forwards, and has nowhere to forward to. So hosts have a default route as
-# real ones do, and whatever lies beyond the cluster answers "unreachable" at once.
+# real ones do, and any address beyond the cluster is "unreachable" at once.
 SWITCH_SCRIPT = """
 ip link set lo up
 ip link add br0 type bridge
@@ -57,7 +57,7 @@ class Hosts:
 
     Args:
         names: Host names, up to 200. The first gets address 10.77.0.1, and so on.
-        workdir: An existing folder for what the hosts need on disk; every host sees it. It stays.
+        workdir: An existing folder for the hosts' files; every host sees it. It stays.
         binds: Path on the machine to path that it is mounted over, on every host. Both exist.
         own_name_is_loopback: Each host's own name resolves to 127.0.1.1 there, as Debian's installer sets it.
         fabric_suffix: Each host has a second interface, ib0, in a network 10.78.0.0/24 of its own. Its name there is
@@ -137,15 +137,15 @@ class Hosts:
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
     ) -> HostProcess:
-        """A started process on a host.
+        """Starts a process on a host.
 
-        Its environment is that of a fresh login (PATH, HOME, USER, LANG...) and `env`: nothing of the test
+        Its environment is that of a fresh login (PATH, HOME, USER, LANG...) and `env`: no variable of the test
         runner's. It starts in `cwd`, by default the shared home folder, and ends when the runner does.
         """
         account = pwd.getpwnam(user or "root")
         become = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups"] if user else []
         home = account.pw_dir if user else str(self.home)
-        # A session of its own: it can be ended whole, and no terminal of the runner is in it.
+        # A session of its own: all its processes can be ended at once, and the runner's terminal is not in it.
         inside = [program("setsid"), program("setpriv"), *become, "--pdeathsig=KILL", "--"]
         inside += ["/usr/bin/env", f"--chdir={cwd or home}", "--", *map(str, argv)]
         login = {"HOME": home, "LANG": "C.UTF-8", "LOGNAME": account.pw_name, "PATH": PATH, "SHELL": "/bin/bash"}
@@ -173,7 +173,7 @@ class Hosts:
         input: str | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """The ended process with what it wrote; see `popen` for its environment.
+        """Runs a process on a host to its end; returns it with its output. See `popen` for its environment.
 
         Raises:
             TimeoutError: It did not end within `timeout` seconds, and was killed.
@@ -197,7 +197,7 @@ class Hosts:
         return subprocess.CompletedProcess([*argv], process.returncode, out, err)
 
     def processes(self, host: str) -> list[Process]:
-        """What runs on a host, without its process 1."""
+        """The processes on a host, without its process 1."""
         init = self._live[host].init
         return [process for process in processes_in({f"{namespace_of(init, 'pid')}"}) if process.pid != init]
 
@@ -215,16 +215,16 @@ class Hosts:
         return Path(f"/proc/{self._live[host].init}/ns/net")
 
     def link(self, host: str, *, up: bool) -> None:
-        """Cuts or restores the cable of a host: other hosts no longer reach it, packets vanish silently."""
+        """Cuts or restores the link of a host: while it is cut, packets to and from other hosts are lost silently."""
         self._ip_switch(f"link set {self._port(host)} {'up' if up else 'down'}\n")
 
     def kill(self, host: str) -> None:
-        """Ends a host as a power cut would: all its processes die at once, and nobody hears a goodbye."""
+        """Ends a host as a power cut would: all its processes die at once, and other hosts get no last packets."""
         self._ip_switch(f"link delete {self._port(host)}\n")
         self._live.pop(host).kill()
 
     def start(self, host: str) -> None:
-        """Starts a killed host anew, with its name and address and an empty /run."""
+        """Starts a killed host again, with the same name and address and an empty /run."""
         self._live[host] = self._create(host)
         self._live[host].await_ready()
         self._plug_in(host)
@@ -245,7 +245,7 @@ class Hosts:
 
     @property
     def _no_probing(self) -> str:
-        # An IPv6 address is otherwise of no use until the kernel has looked for a second one like it.
+        # Otherwise an IPv6 address can't be used until the kernel has looked for duplicates of it.
         return " nodad" if self._is_ipv6 else ""
 
     def _fabric_address(self, host: str) -> str:
@@ -269,7 +269,7 @@ class Hosts:
             lines += [f"{self._fabric_address(host)} {host}{self._fabric_suffix}\n" for host in known]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
         (folder / "hostname").write_text(f"{name}\n")
-        # No name server answers, and it shall not take long to find out.
+        # No name server answers: a lookup shall fail soon.
         (folder / "resolv.conf").write_text("options timeout:1 attempts:1\n")
         binds = [shlex.join(["mount", "-n", "--bind", str(source), str(to)]) for source, to in self._binds.items()]
         script = HOST_SCRIPT.format(

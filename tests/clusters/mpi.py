@@ -1,6 +1,6 @@
 """Open MPI's and MPICH's launchers on fake hosts, by ssh or an agent in its place, or inside a scheduler's job.
 
-Debian has both side by side, and `mpirun` and `mpiexec` are one or the other as the administrator chose: only
+Debian has both side by side, and the administrator chooses which of them `mpirun` and `mpiexec` are: only
 `mpirun.openmpi` and `mpiexec.hydra` are called.
 """
 
@@ -18,7 +18,7 @@ from tests.clusters.hosts import Hosts
 from tests.clusters.processes import Process
 from tests.clusters.ssh import start_ssh
 
-# Called as ssh would be, AGENT [-x] HOST COMMAND..., and leaves a line for each call.
+# Called with ssh's arguments, AGENT [-x] HOST COMMAND...; writes the host of each call into a log.
 AGENT = """#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 echo "$1" >> {log}
@@ -30,12 +30,12 @@ class MpiHosts:
     """Hosts without a scheduler, with ssh between them, that exist inside `with`.
 
     Commands run on the first host, in the folder `shared` that all hosts see, with the environment of a fresh
-    login and nothing of the test runner's.
+    login and no variable of the test runner's.
 
     Args:
         workdir: An existing, empty folder. It stays, with the servers' logs in `ssh/`.
         names: Names of the hosts.
-        own_name_is_loopback: As `Hosts` has it.
+        own_name_is_loopback: As for `Hosts`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MpiHosts:
         cwd: Path | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """The ended command, run on the first host.
+        """Runs a command on the first host; returns the completed process.
 
         Raises:
             TimeoutError: It did not end within `timeout` seconds. Everything on the hosts but the ssh servers is
@@ -87,7 +87,7 @@ class MpiHosts:
             raise
 
     def processes(self, host: str) -> list[Process]:
-        """What runs on a host besides ssh's server and its connections."""
+        """The processes on a host, without those of the ssh server."""
         return [process for process in self.hosts.processes(host) if process.name != "sshd"]
 
     @property
@@ -107,15 +107,15 @@ def openmpi(
     env: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """The ended `mpirun.openmpi ARGV...`, started on the first host.
+    """Runs `mpirun.openmpi ARGV...` on the first host.
 
     Args:
-        cluster: Where.
-        argv: What each rank runs.
+        cluster: The hosts.
+        argv: The command of each rank.
         options: For mpirun: `-x NAME`, `--map-by node`...
         ranks: Host to number of its ranks; 2 on each host by default.
-        agent: In the place of ssh, such as `cluster.agent`.
-        timeout: As `MpiHosts.run` has it, and so the others.
+        agent: A program in the place of ssh, such as `cluster.agent`.
+        timeout: As for `MpiHosts.run`, like the arguments after it.
     """
     placed = ranks or dict.fromkeys(cluster.names, 2)
     where = ["--host", _listed(placed), "-np", str(sum(placed.values()))]
@@ -133,7 +133,7 @@ def hydra(
     env: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """The ended `mpiexec.hydra ARGV...`, started on the first host; the arguments are those of `openmpi`."""
+    """Runs `mpiexec.hydra ARGV...` on the first host; the arguments are those of `openmpi`."""
     placed = ranks or dict.fromkeys(cluster.names, 2)
     where = ["-hosts", _listed(placed), "-n", str(sum(placed.values()))]
     by = ["-launcher", "ssh", "-launcher-exec", str(agent)] if agent else []
@@ -142,8 +142,8 @@ def hydra(
 
 def openmpi_command(argv: Sequence[str | Path], *options: str) -> list[str]:
     """The command line of Open MPI's mpirun, for use inside a scheduler's job, too."""
-    # Fake hosts share the machine's cores, so ranks are not bound to them: with more ranks than cores it refuses.
-    # Its own files go to a folder that each host has of its own, unlike /tmp.
+    # Fake hosts share the machine's cores, so ranks are not bound to them: mpirun refuses more bound ranks than cores.
+    # mpirun's own files go to /dev/shm, which each host has of its own, unlike /tmp.
     ours = ["--allow-run-as-root", "--bind-to", "none", "--mca", "orte_tmpdir_base", "/dev/shm"]
     return ["mpirun.openmpi", *ours, *options, *map(str, argv)]
 

@@ -1,4 +1,4 @@
-"""Namespaces that one process holds: what a fake host and the switch between fake hosts are made of."""
+"""Namespaces that one process holds: a fake host is made of them, and so is the switch between fake hosts."""
 
 import os
 import select
@@ -13,18 +13,18 @@ from tests.clusters.requirements import program
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_TIMEOUT_S = 30
 
-# Process 1 has to reap orphans: it ignores SIGCHLD, and then the kernel does it. Reading a pipe that only the
-# test runner holds open is the second guard, beside the parent-death signal, against outliving the runner.
+# Process 1 has to reap orphans: it ignores SIGCHLD, and then the kernel does it. It reads a pipe that only the test
+# runner holds open, so that it ends with the runner even if the parent-death signal does not come.
 HOLD = "echo ok; exec env --ignore-signal=CHLD cat > /dev/null"
 
 
 class Namespaces:
     """New namespaces with a process 1 in them; they end with it, and it ends with the test runner.
 
-    The kernel ties that end to the thread that calls this, so it has to be one that lives on: the main thread.
+    The kernel sends the parent-death signal when the calling thread ends: that has to outlive the namespaces.
 
     Args:
-        name: What errors call them.
+        name: For error messages.
         kinds: Those besides the pid namespace, as unshare(1) names them: "net", "uts", "mount", "ipc".
         script: Shell lines that set them up, run as process 1.
     """
@@ -61,20 +61,20 @@ class Namespaces:
         return {seen for kind in kinds if (seen := namespace_of(self.init, kind)) and seen not in own}
 
     def enter(self, *flags: str) -> list[str]:
-        """The start of a command line that runs the rest inside; flags as nsenter(1) has them."""
+        """The first words of a command line that runs its other words inside; the flags are those of nsenter(1)."""
         # Where this runs in a chroot, the root of the mount namespace is another one: take that of the host's init.
         root = ["--root"] if "-m" in flags else []
         return [program("nsenter"), "-t", str(self.init), *flags, *root, "--"]
 
     def ip(self, batch: str) -> None:
-        """Runs lines of ip(8) here. Only the network is entered: `netns PID` needs the machine's process ids."""
+        """Runs lines of ip(8) in the network namespace alone: `netns PID` needs the machine's process ids."""
         argv = [*self.enter("-n"), program("ip"), "-batch", "-"]
         done = subprocess.run(argv, input=batch, text=True, capture_output=True, timeout=START_TIMEOUT_S)
         if done.returncode:
             raise RuntimeError(f"ip on {self.name} failed: {done.stderr}\n{batch}")
 
     def kill(self) -> None:
-        """Ends process 1; the kernel ends all others and the holder outside follows."""
+        """Ends process 1: the kernel then ends all other processes inside, and the holder outside ends too."""
         if self.init:
             os.kill(self.init, signal.SIGKILL)
         else:

@@ -1,4 +1,4 @@
-"""Processes as the machine sees them: those inside a fake host, and the handle on one started there."""
+"""Processes inside fake hosts, as the machine sees them, and a handle for a process that a test starts there."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def namespace_of(pid: int, kind: str) -> str | None:
 
 
 def processes_in(namespaces: set[str]) -> list[Process]:
-    """Every process of the machine that is alive in one of these namespaces, zombies left out.
+    """All processes of the machine in one of these namespaces, without zombies.
 
     Namespaces are named as `namespace_of` names them: `pid:[...]`, `net:[...]`.
     """
@@ -59,7 +59,7 @@ class HostProcess(subprocess.Popen[str]):
     """A process on a fake host. Signals reach the process itself and not the nsenter that started it.
 
     `terminate()` and `send_signal()` go to that one process, as kill(1) on the host would send them;
-    `kill()` ends its whole session, so that no grandchild keeps the pipes open.
+    `kill()` ends its whole process group, so that no grandchild keeps the pipes open.
     """
 
     def send_signal(self, sig: int) -> None:
@@ -80,7 +80,7 @@ class HostProcess(subprocess.Popen[str]):
             pass
 
     def drain(self, timeout_s: float = 5) -> tuple[str, str]:
-        """What it wrote, after `kill()`: waits only shortly for a daemon that may hold the pipes."""
+        """Its stdout and stderr after `kill()`; waits only shortly, as a daemon may hold the pipes open."""
         try:
             out, err = self.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as unread:

@@ -1,7 +1,7 @@
 """Writes tests/recordings/slurm_own: the environments of real processes under the tests' Slurm.
 
-Run it as root from the repository: `python -m tests.clusters.record`. Only variables that tell about the job
-are kept, so no path and nothing private of the machine gets in.
+Run it as root from the repository: `python -m tests.clusters.record`. Only variables about the job
+are kept, so that no path and nothing private of the machine gets in.
 """
 
 import shutil
@@ -21,7 +21,7 @@ BATCH = (
     "id=$(sbatch --parsable --output=/dev/null -N2 --wrap 'sleep 60'); "
     'until [ "$(squeue -hj $id -o %T)" = RUNNING ]; do sleep 0.1; done;'
 )
-"""A job that runs on two nodes, and its id."""
+"""Submits a job on two nodes, sets `id` to its id, and waits until it runs."""
 
 SCENARIOS = [
     Scenario("salloc_shell", "the command of salloc itself", "salloc -N2 DUMP"),
@@ -122,7 +122,7 @@ SCENARIOS = [
 
 
 def record(cluster: SlurmCluster, scenario: Scenario, version: str) -> list[Path]:
-    """The files written for one scenario."""
+    """Runs one scenario; returns the files that were written for it."""
     # From /run, so that SLURM_SUBMIT_DIR is a folder that any machine has.
     done = cluster.run("sh", "-ec", prepared(scenario, cluster.workdir), cwd=Path("/run"), check=True)
     print(f"{scenario.name}: {done.stdout}{done.stderr}", file=sys.stderr)

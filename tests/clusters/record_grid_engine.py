@@ -19,10 +19,10 @@ KEPT = (
     *("ENVIRONMENT$", "REQ", "RESTARTED$", "CUDA_VISIBLE_DEVICES", "HOSTNAME$", "TMPDIR$", "TMP$"),
     *("SLURM", "PMI", "OMPI_", "MPI", "HYDRA", "HYDI", "RANK$", "WORLD_SIZE$", "LOCAL_RANK$"),
 )
-NO_RANK = "MUSTER_NO_RANK"  # Grid Engine tells a process no rank, so no variable has it.
+NO_RANK = "MUSTER_NO_RANK"  # Grid Engine gives processes no rank, so no variable has one.
 TWO = "-pe two 4"
 
-# The ranks of slave tasks are those that the job script gives them: in the order of the host file.
+# The job script gives the slave tasks their ranks, in the order of the host file.
 SLAVES = """rank=0
 while read -r host slots _; do
   for slot in $(seq $slots); do qrsh -inherit {option} $host DUMP $rank & rank=$((rank + 1)); done
@@ -30,7 +30,7 @@ done < $PE_HOSTFILE
 wait
 """
 
-# What a shell inside another job, or one that tried torchrun by hand, may have: qsub -V hands it on.
+# Variables of a shell inside another job, or in which somebody tried torchrun by hand: qsub -V passes them on.
 LEAKED = {
     **{"SLURM_JOB_ID": "99", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
     **{"SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "other[1-2]"},
@@ -42,7 +42,7 @@ LEAKED = {
 
 @dataclass(frozen=True)
 class Submission:
-    """A scenario whose script is a job's; `options` are qsub's, `leaked` what its shell had."""
+    """A scenario whose script is a job script; `options` are qsub's; `leaked`: qsub has the variables LEAKED."""
 
     scenario: Scenario
     options: str = ""

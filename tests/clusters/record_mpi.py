@@ -61,13 +61,13 @@ BY_SSH = [
 ]
 
 TWO_BY_TWO = "-N2 --ntasks-per-node=2"
-# A job that is submitted from a task of another one has that one's variables, by --export=ALL, the default.
+# A job that is submitted from a task of another job has that job's variables, by --export=ALL, the default.
 INNER_STEP = f"sbatch --wait {TWO_BY_TWO} --wrap 'srun DUMP'"
 INNER_SCRIPT = f"sbatch --wait {TWO_BY_TWO} --wrap 'DUMP'"
 
 
 def _within(name: str, title: str, outer: str, inner: str, rank: str = "SLURM_PROCID") -> Scenario:
-    """`inner` is shell that one process of `outer` runs; a line in `title` says both."""
+    """A scenario in which a process of the command `outer` runs the shell lines `inner`; `title` describes both."""
     return Scenario(name, title, f"{outer} sh -c {shlex.quote(inner)}", rank=rank)
 
 
@@ -123,7 +123,7 @@ IN_SLURM = [
         "srun -N1 -n1 -w node02",
         INNER_SCRIPT,
     ),
-    # Everything that the task leaves behind fits the new job: only that it is the script tells them apart.
+    # The task's variables also fit the new job. They can't be its own, because the job's script is not a task.
     _within(
         "sbatch_in_task_of_same_shape",
         "the script of sbatch -N2 --ntasks-per-node=1, submitted from task 1 of srun with these options",
@@ -158,7 +158,7 @@ IN_SLURM = [
 
 
 def commands(scenario: Scenario, agent: str = "ssh") -> Scenario:
-    """The scenario with the command lines in the place of their names."""
+    """The scenario, with command lines in the place of their names (OPENMPI, SALLOC...) in its script."""
     words = {
         "OPENMPI": shlex.join(openmpi_command([])),
         "HYDRA": shlex.join(hydra_command([])),
@@ -171,7 +171,7 @@ def commands(scenario: Scenario, agent: str = "ssh") -> Scenario:
 
 
 def mpi_versions() -> dict[str, str]:
-    """Rank variable to name and version of its MPI."""
+    """The name and version of each MPI, by its variable for the rank."""
     tell = {("Open MPI", OPENMPI): ["mpirun.openmpi", "--version"], ("MPICH", HYDRA): ["mpiexec.hydra", "-info"]}
     versions = {}
     for (name, rank), (command, *options) in tell.items():

@@ -4,9 +4,9 @@
     # process: which process of the job
     # host:    the host it really ran on
     NAME=VALUE
-    --- file NAME      the content of the file that variable names, where the process could read it
+    --- file NAME      the content of the file that the variable NAME names, if the process could read it
 
-A scenario's files are SCENARIO.HOST.RANK.env; a shell without a rank is `x`, or `task2` in an array job.
+A scenario's files are SCENARIO.HOST.RANK.env; RANK is `x` for a shell without one, or `task2` in an array job.
 """
 
 import re
@@ -17,8 +17,8 @@ from pathlib import Path
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 
-# Every process writes its environment, and the files that it names and that can be read here. The rank is the
-# third argument where there is one, else what the variable that the second one names says.
+# Every process writes its environment, and a copy of PE_HOSTFILE if it can read that. The rank is the third argument
+# if there is one, else the value of the variable that the second argument names.
 DUMP = """#!/bin/sh
 eval "rank=\\${3:-\\${$2:-x}}"
 name="$1/$(hostname).$rank"
@@ -26,7 +26,7 @@ name="$1/$(hostname).$rank"
 env > "$name.seen"
 """
 
-# What would let somebody into a running job, or tells only where one listened.
+# Values that would let somebody into a running job, or only tell where one listened.
 SECRET = re.compile(r"_URI\d*$|^(QRSH|PMI)_PORT$|COOKIE|PRECONDITION_TRANSPORTS|SECRET|TOKEN|PASSW", re.IGNORECASE)
 
 
@@ -35,11 +35,11 @@ class Scenario:
     """One way to start processes.
 
     Attributes:
-        name: As the files are called.
-        title: How it was started, as `source` says it.
+        name: The start of the files' names.
+        title: How it was started, for the line `source`.
         script: Shell; DUMP in it stands for the program that is recorded, with the rank as an optional argument.
         rank: The variable that has the true rank.
-        shell: What a process without a rank is.
+        shell: What a process without a rank is, for the line `process`.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Scenario:
 
 
 def prepared(scenario: Scenario, workdir: Path) -> str:
-    """The scenario's script with the program in it; what it writes is at `workdir/seen/SCENARIO`."""
+    """The scenario's script, with the recording program in the place of DUMP; it writes to `workdir/seen/SCENARIO`."""
     (workdir / "seen" / scenario.name).mkdir(parents=True)
     dump = workdir / "dump.sh"
     dump.write_text(DUMP)
@@ -66,9 +66,9 @@ def write(folder: Path, scenario: Scenario, source: str, workdir: Path, kept: Se
     Args:
         folder: Below tests/recordings.
         scenario: As given to `prepared`.
-        source: Names and versions of what started the processes.
+        source: Names and versions of the programs that started the processes.
         workdir: As given to `prepared`; the recordings call it /home/user.
-        kept: Beginnings of the names that tell about the job; a `$` at the end ends the name.
+        kept: Beginnings of the names of variables about the job; one with `$` at its end is a whole name.
     """
     names = re.compile("|".join(kept))
     written = []

@@ -1,4 +1,4 @@
-"""What the cluster tests need from the machine, and what happens where it is missing."""
+"""The programs and rights that cluster tests need on the machine; without them a test is skipped, or in CI fails."""
 
 import functools
 import os
@@ -51,7 +51,7 @@ SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/s
 
 
 def program(name: str) -> str:
-    """The absolute path of a program, or its bare name if this machine has none."""
+    """The absolute path of a program, or its bare name if this machine does not have it."""
     return shutil.which(name, path=SEARCH_PATH) or name
 
 
@@ -72,13 +72,13 @@ def require_namespaces() -> None:
     if problem:
         fix = "run the tests as root"
         if "propagation" in problem:
-            # In a chroot / is no mount point, and only those can be kept from showing our mounts to others.
+            # In a chroot / is no mount point, and only below a mount point can our mounts be hidden from others.
             fix = "in a chroot, first make its folder a mount point: mount --bind FOLDER FOLDER"
         refuse(f"fake hosts need root with the right to create namespaces: {problem}; fix: {fix}")
 
 
 def refuse(reason: str) -> NoReturn:
-    """Skips with this reason, or fails with it where a skip would hide a hole: in CI."""
+    """Skips the test with this reason; fails it in CI, where a skip would hide a gap."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"CI=true, so this is no skip: {reason}", pytrace=False)
     pytest.skip(reason)
@@ -88,7 +88,7 @@ def refuse(reason: str) -> NoReturn:
 def _namespace_problem() -> str:
     if os.geteuid() != 0:
         return f"user id is {os.geteuid()}"
-    # A container's root often lacks the capability: only trying tells.
+    # A container's root often lacks the capability, as only a try shows.
     probe = [program("unshare"), "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc"]
     made = subprocess.run(
         [*probe, program("ip"), "link", "add", "probe", "type", "bridge"],

@@ -20,24 +20,24 @@ START_TIMEOUT_S = 60
 DAEMONS = ("munged", "slurmctld", "slurmd")
 
 WAITED = re.compile(r"srun: job \d+ (queued and waiting for|has been allocated) resources\n")
-"""What srun says where the step before it has not quite left the nodes."""
+"""srun's messages if the step before it has not left the nodes yet."""
 
 
 class SlurmCluster:
     """A Slurm cluster that exists inside `with`.
 
     Commands run on the login host, in the folder `shared` that all hosts see, with the environment of a fresh
-    login and nothing of the test runner's. Jobs run as root. The partition `main` is the default; a job in `hi`
+    login and no variable of the test runner's. Jobs run as root. The partition `main` is the default; a job in `hi`
     preempts jobs in `main`, which are requeued.
 
     Args:
         workdir: An existing, empty folder. It stays, with the logs in `log/`.
         nodes: Names of the compute nodes.
-        gpus: Stand-in GPUs a node, asked for as real ones are. Slurm sets CUDA_VISIBLE_DEVICES; no CUDA.
-        cpus: CPUs a node, as Slurm counts them; they need not exist.
+        gpus: Stand-in GPUs per node, requested as real ones are. Slurm sets CUDA_VISIBLE_DEVICES, but CUDA finds none.
+        cpus: CPUs per node, as Slurm counts them; they need not exist.
         credential_lifetime_s: A requeued job waits this long, and a launch that takes longer fails; at least 5.
-        own_name_is_loopback: As `Hosts` has it, and so the next.
-        fabric_suffix: Of the names on a second network.
+        own_name_is_loopback: As for `Hosts`.
+        fabric_suffix: As for `Hosts`: the suffix of names in a second network.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class SlurmCluster:
         cwd: Path | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """The ended command, run on the login host.
+        """Runs a command on the login host; returns the completed process.
 
         Raises:
             TimeoutError: It did not end within `timeout` seconds. Every job of the cluster is then cancelled,
-                because one that this command began would hold its nodes for all later tests.
+                because a job of this command would keep its nodes during all later tests.
             RuntimeError: `check` is set and it failed.
         """
         try:
@@ -128,10 +128,10 @@ class SlurmCluster:
         cwd: Path | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """The ended `srun ARGV...`, whose tasks have no input; see `run`.
+        """Runs `srun ARGV...`, whose tasks have no input; see `run`.
 
-        srun would tell them that its own has ended: where that comes to a node whose task is over, the connection to it
-        may be reset, and Slurm ends the whole step for that.
+        Otherwise srun would tell the tasks that its own input has ended. If that reaches a node whose task is over, the
+        connection may be reset, and Slurm then ends the whole step.
         """
         return self.run("srun", "--input=none", *argv, timeout=timeout, env=env, cwd=cwd, check=check)
 
@@ -143,24 +143,24 @@ class SlurmCluster:
         cwd: Path | None = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """The ended `salloc ARGV...`: options and a command, which runs on the login host; see `run`."""
+        """Runs `salloc ARGV...`: options and a command, which runs on the login host; see `run`."""
         return self.run("salloc", *argv, timeout=timeout, env=env, cwd=cwd, check=check)
 
     def submit(self, script: str, *options: str, env: Mapping[str, str] | None = None) -> Job:
-        """The job of a batch script, just submitted. Output goes to a file of its own in `shared`."""
+        """Submits a batch script; returns the job, whose output goes to a file of its own in `shared`."""
         self._submitted += 1
         path = self.shared / f"job{self._submitted}.sh"
         path.write_text(script if script.startswith("#!") else f"#!/bin/bash\n{script}")
-        # Before the options, so that one of them can say otherwise.
+        # Before the options, so that one of them can override these.
         ours = ["--parsable", f"--output={self.shared}/%x.%j.out", f"--job-name={path.stem}"]
         return self.job(self.run("sbatch", *ours, *options, path, env=env, check=True).stdout)
 
     def job(self, printed: str) -> Job:
-        """The job that `sbatch --parsable` has printed the id of."""
+        """The job whose id `sbatch --parsable` has printed."""
         return Job(printed.strip().partition(";")[0], lambda *argv: self.run(*argv, check=True).stdout)
 
     def sbatch(self, script: str, *options: str, timeout: float = 120, env: Mapping[str, str] | None = None) -> Job:
-        """The ended job of a batch script, whatever its state; see `Job.wait` for the deadline."""
+        """Submits a batch script and waits for its end, in whatever state; see `Job.wait` for the deadline."""
         return self.submit(script, *options, env=env).wait(timeout)
 
     def expand(self, nodelist: str) -> list[str]:
@@ -168,26 +168,26 @@ class SlurmCluster:
         return self.run("scontrol", "show", "hostnames", nodelist, check=True).stdout.split()
 
     def processes(self, node: str) -> list[Process]:
-        """What runs on a node besides Slurm's own daemons: the processes of jobs, slurmstepd among them."""
+        """The processes on a node besides Slurm's own daemons: those of jobs, slurmstepd among them."""
         daemons = {process.pid for process in self.hosts.processes(node) if process.name in DAEMONS}
         return [process for process in self.hosts.processes(node) if process.pid not in daemons]
 
     def idle(self, timeout: float = 30) -> None:
-        """Waits until no job holds a node that lives, as after a job has ended and Slurm cleans up behind it."""
+        """Waits until all nodes that were not killed are idle: Slurm cleans them up for a while after a job's end."""
         wait_for("all Slurm nodes to be idle again", self._all_idle, timeout, interval_s=0.1)
 
     def kill(self, node: str) -> None:
-        """Ends a node as a power cut would. Slurm calls it down when it has not answered for 30 s."""
+        """Ends a node as a power cut would. Slurm marks it as down when it has not answered for 30 s."""
         del self._daemons[node]
         self.hosts.kill(node)
 
     def start(self, node: str) -> None:
-        """Starts a killed node anew; `idle` waits until Slurm uses it again."""
+        """Starts a killed node again; `idle` waits until Slurm uses it again."""
         self.hosts.start(node)
         self._start_daemons(node)
 
     def log_tails(self, lines: int = 15) -> str:
-        """The last lines of each host's Slurm daemon, or of its start where it got no further."""
+        """The last lines of each Slurm daemon's log, or of its start script's output if there is no log."""
         tails = []
         for host in self.hosts.addresses:
             logs = [self.workdir / "log" / f"{host}.{kind}" for kind in ("log", "start")]

@@ -55,10 +55,10 @@ PartitionName=hi Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
 
 CGROUP_CONF = {(22, 5): "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n", (23, 11): "CgroupPlugin=disabled\n"}
-"""From which version on which cgroup.conf keeps Slurm from touching cgroups."""
+"""The cgroup.conf that keeps Slurm from using cgroups, by the first version for which it is right."""
 
-# Linux makes no difference between a GPU's device file and this stand-in, /dev/null's twin, and neither does
-# Slurm: it counts them, hands them out and sets CUDA_VISIBLE_DEVICES.
+# Stand-ins for GPUs: device files with the numbers of /dev/null. Slurm treats them as GPUs: it counts them, gives them
+# to jobs and sets CUDA_VISIBLE_DEVICES.
 DEVICES_SCRIPT = """
 mkdir /run/gpus
 for number in $(seq 0 {last}); do mknod -m 666 /run/gpus/nvidia$number c 1 3; done

@@ -22,12 +22,12 @@ FINAL_STATES = {
 class Job:
     """A submitted job, which may still be pending or running.
 
-    An array or a heterogeneous job has several records; see `records`. The other members speak of the first
+    An array or a heterogeneous job has several records; see `records`. The other members describe the first
     one, but `state` is `COMPLETED` only if all are.
 
     Args:
         job_id: As sbatch printed it.
-        control: Runs Slurm's command of that name with these arguments and gives what it printed.
+        control: Runs a command of Slurm, given as arguments; returns its output.
     """
 
     def __init__(self, job_id: str, control: Callable[..., str]) -> None:
@@ -35,7 +35,7 @@ class Job:
         self._control = control
 
     def records(self) -> list[dict[str, str]]:
-        """What `scontrol show job` tells now: a mapping like `{"JobState": "RUNNING", ...}` a component."""
+        """The answer of `scontrol show job`: a mapping like `{"JobState": "RUNNING", ...}` for each component."""
         lines = self._control("scontrol", "--oneliner", "show", "job", self.id).splitlines()
         return [dict(re.findall(r"(?:^|\s)([\w/:]+)=(\S*)", line)) for line in lines if line.strip()]
 
@@ -59,25 +59,25 @@ class Job:
 
     @property
     def restarts(self) -> int:
-        """How often it was requeued."""
+        """How often the job was requeued."""
         return int(self.records()[0]["Restarts"])
 
     @property
     def output(self) -> str:
-        """What the job has written so far; several components one after the other."""
+        """The job's output so far; several components one after the other."""
         paths = dict.fromkeys(Path(record["StdOut"]) for record in self.records() if "StdOut" in record)
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def wait(self, timeout: float = 120) -> "Job":
-        """This job, once it has ended in whatever state.
+        """Waits until the job has ended in whatever state; returns the job.
 
         Raises:
-            TimeoutError: It has not; the job is cancelled, and the message has its state and output.
+            TimeoutError: It has not ended; the job is cancelled, and the message has its state and output.
         """
         return self.wait_for_state(*FINAL_STATES, timeout=timeout)
 
     def wait_for_state(self, *states: str, timeout: float = 60) -> "Job":
-        """This job, once it is in one of these states; otherwise as `wait`.
+        """Waits until the job is in one of these states; otherwise as `wait`.
 
         Raises:
             RuntimeError: It ended in another state.

@@ -33,7 +33,7 @@ Host *
 
 
 def start_ssh(hosts: Hosts) -> None:
-    """Starts a server on every host; from then on `ssh HOST COMMAND` works from each to each, as root.
+    """Starts a server on every host; from then on `ssh HOST COMMAND` works between all hosts, as root.
 
     The keys lie in the shared home folder, which root's account has to name: see `accounts.write_accounts`.
     """
@@ -58,7 +58,7 @@ def start_ssh(hosts: Hosts) -> None:
 def _start_server(hosts: Hosts, host: str, folder: Path) -> HostProcess:
     log, pid_file = folder / f"{host}.log", folder / f"{host}.pid"
     options = ["-D", "-f", str(folder / "sshd_config"), "-E", str(log), "-o", f"PidFile={pid_file}"]
-    # sshd insists on its absolute path, and on this folder, which is empty.
+    # sshd has to be started by its absolute path, and requires this folder, which stays empty.
     script = 'mkdir -p -m 755 /run/sshd; exec "$0" "$@"'
     return hosts.popen(host, ["sh", "-ec", script, program("sshd"), *options])
 
@@ -68,5 +68,5 @@ def _listens(folder: Path, host: str, server: HostProcess) -> bool:
         log = folder / f"{host}.log"
         said = log.read_text(errors="replace") if log.exists() else ""
         raise RuntimeError(f"sshd of {host} ended with {server.returncode}: {said}")
-    # Written when it listens.
+    # sshd writes this file when it listens.
     return (folder / f"{host}.pid").exists()

@@ -1,4 +1,4 @@
-"""Trainings whose weights are compared: the same global batches, cut up in different ways."""
+"""Trainings whose weights are compared: the same global batches, divided in different ways."""
 
 import json
 import subprocess
@@ -13,19 +13,19 @@ from muster.train.checkpoint import manager as checkpoint
 BIN = Path(sys.executable).parent
 TRAIN, MUSTER = str(BIN / "train"), str(BIN / "muster")
 
-# One thread a rank everywhere: with another number of threads the convolutions add up in another order.
+# One thread per rank everywhere: with another number of threads, convolutions add up in another order.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 # Sums whose order does not matter: else ranks and one process differ by their last bits.
 STEPS = ["--data=digits", "--batch-size=8", "--max-steps=3", "--lr=0.01", "--no-bf16", "--seed=5", "--deterministic"]
 
 
 def train_single(folder: Path, num_ranks: int) -> dict[str, torch.Tensor]:
-    """The parameters of one process that has trained in `folder` on the batches of `num_ranks` ranks.
+    """Trains one process in `folder` on the batches of `num_ranks` ranks; returns the parameters.
 
-    It accumulates as many micro-batches in each step: BatchNorm sees the same batches.
+    In each step it accumulates one micro-batch for each rank, so that BatchNorm sees the same batches.
     """
     argv = [TRAIN, "single", *STEPS, f"--accumulate={num_ranks}", "--name=single"]
-    # Nothing of a job or launcher that the tests may run in.
+    # No variable of a job or launcher in which the tests may run.
     env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), **ONE_THREAD}
     done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
@@ -33,7 +33,7 @@ def train_single(folder: Path, num_ranks: int) -> dict[str, torch.Tensor]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What the run in `folder` left."""
+    """The summary of the run in `folder`."""
     return json.loads((folder / "summary.json").read_text())
 
 
@@ -53,12 +53,12 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 def assert_world_of_four(folder: Path, single: dict[str, torch.Tensor], hosts: tuple[str, ...]) -> None:
-    """Holds if the run in `folder` was one world of four ranks on `hosts`, with the weights `single`."""
+    """Asserts that the run in `folder` was one world of four ranks on `hosts`, and ended with the weights `single`."""
     found = summary(folder)
     assert (found["world_size"], found["num_nodes"], sorted(found["hosts"])) == (4, len(hosts), sorted(hosts))
     assert distance(parameters(folder), single) < 1e-6
 
 
 def lines_of_error(text: str) -> list[str]:
-    """The lines of the errors in what processes wrote."""
+    """The lines of error messages in the output `text`."""
     return [line for line in text.splitlines() if line.startswith(("error: ", " seen: ", "  fix: "))]
