@@ -1,7 +1,7 @@
 """`muster bench --pairwise` under a real Slurm: a slow link and a slow node are named, healthy ones are not.
 
-All links have a limit far below what this machine's processors can do, so that the network decides and not the load.
-The limits are token buckets (htb): this kernel may lack netem, and a link is as slow by a low rate as by a delay.
+All links are limited to far less than this machine's processors can send, so that results do not depend on the load.
+The limits are token buckets (htb): this kernel may lack netem, and a low rate makes a link as slow as a delay does.
 """
 
 import json
@@ -36,7 +36,7 @@ TO = "{tc} filter add dev eth0 parent 1: protocol ip u32 match ip dst {address} 
 def script(hosts: Hosts, slow: Sequence[str]) -> str:
     """Gives a node its limits: the usual one, and the low one towards the nodes `slow`."""
     tc = program("tc")
-    # What the last test has set goes with its queue.
+    # Deleting the queue removes the limits of the last test.
     lines = f"{tc} qdisc delete dev eth0 root 2> /dev/null || true\n" + SHAPE.format(tc=tc, usual=USUAL, slow=SLOW)
     return lines + "".join(TO.format(tc=tc, address=hosts.addresses[other]) for other in slow)
 
@@ -54,7 +54,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 def bench(cluster: SlurmCluster, slow: Mapping[str, Sequence[str]]) -> tuple[int, dict[str, Any]]:
-    """Exit code and answer, where the nodes of `slow` send slowly to some others."""
+    """The exit code and answer of `muster bench`, where each node in `slow` sends slowly to its list of nodes."""
     for node in NODES:
         cluster.hosts.run(node, ["sh", "-ec", script(cluster.hosts, slow.get(node, ()))], check=True)
     done = cluster.srun("-N4", "--ntasks-per-node=1", *BENCH, env=ONE_THREAD, timeout=400)
@@ -75,7 +75,7 @@ def test_healthy_links_are_not_slow(four: SlurmCluster) -> None:
 
 
 def test_a_slow_node_and_a_slow_link_are_named(four: SlurmCluster) -> None:
-    """node04 sends slowly to all; of the others two have a slow link, in both directions."""
+    """node04 sends slowly to all; the link between node01 and node02 is slow in both directions."""
     others = ["node01", "node02", "node03"]
     code, found = bench(four, {"node04": others, "node01": ["node02"], "node02": ["node01"]})
     assert (code, found["verdict"]) == (1, "failed"), found

@@ -1,4 +1,4 @@
-"""`muster doctor` on real nodes of Slurm: what is wrong on one of them is named, and nothing is on healthy ones."""
+"""`muster doctor` under a real Slurm: it names each fault with its node, and reports nothing on healthy nodes."""
 
 import json
 import shlex
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 NODES = ("node01", "node02", "node03")
 ENV = {**ONE_THREAD}
 
-# What the checkout's folder holds, and beside it what an image's build writes there: on this host alone.
+# On this host alone, adds image.json to the files in the checkout's folder, as the build of an image does.
 AS_IMAGE = """
 mkdir /run/checkout
 mount -n --rbind {root} /run/checkout
@@ -41,7 +41,7 @@ OTHER_CODE = """
 mount -n --bind /run/code-of-another-day {code}
 """
 
-# Slurm gives each node as many GPUs: on one of them one has fallen off its bus.
+# Slurm gives each node the same number of GPUs; node03 then has one less, as after a failure of one.
 FEWER_GPUS = '[ "$(hostname)" != node03 ] || export CUDA_VISIBLE_DEVICES=0; exec "$@"'
 
 LOOKS = """
@@ -63,7 +63,7 @@ leave(world, 0)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """Three nodes of this module's own: its tests spoil them."""
+    """Three nodes for this module alone: its tests plant faults in them."""
     require_programs(*SLURM_PROGRAMS)
     require_namespaces()
     with SlurmCluster(tmp_path_factory.mktemp("slurm"), NODES, gpus=2) as cluster:
@@ -71,7 +71,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 def doctor(cluster: SlurmCluster, *options: str) -> tuple[int, dict[str, Any]]:
-    """The exit code of `muster doctor --json` on all nodes, with a rank and 2 GPUs on each, and what it printed."""
+    """The exit code of `muster doctor --json` on all nodes, with a rank and 2 GPUs on each, and its output."""
     command = [MUSTER, "doctor", "--json", "--nproc-per-node=1", *options]
     where = [f"-N{len(NODES)}", "--ntasks-per-node=1", "--gpus-per-node=2"]
     done = cluster.srun(*where, "sh", "-c", FEWER_GPUS, "sh", *command, timeout=400, env=ENV)
@@ -121,7 +121,7 @@ def test_a_node_that_does_not_come_is_named(cluster: SlurmCluster) -> None:
 
 @pytest.fixture(scope="module")
 def spoilt(cluster: SlurmCluster) -> SlurmCluster:
-    """The cluster with something wrong on each of its nodes."""
+    """The cluster with a fault on each of its nodes."""
     root = ROOT
     code = shlex.quote(str(root / "muster" / "units.py"))
     words = {"root": shlex.quote(str(root)), "code": code, "folder": str(cluster.shared / "full")}
@@ -149,7 +149,7 @@ def test_what_is_wrong_on_a_node_is_named_with_the_node(spoilt: SlurmCluster) ->
     for place, seen in PLANTED.items():
         assert seen in faults[place]
     assert (code, told["code"]) == (2, 2)
-    # Torch sees none of Slurm's GPUs, which are none.
+    # Torch sees none of Slurm's GPUs, which are stand-ins.
     others = {(each["host"], each["about"]): each["seen"] for each in told["findings"] if each["level"] == "warning"}
     assert others.keys() == {("node01, node02", "gpus"), ("node03", "gpus"), ("node01", "shm")}
     assert "of 16M" in others["node01", "shm"]
@@ -161,7 +161,7 @@ def test_a_training_with_preflight_ends_before_it_begins(spoilt: SlurmCluster) -
     done = spoilt.srun("--nodelist=node01,node02", "-N2", "--ntasks-per-node=1", *command, timeout=400, env=ENV)
     assert done.returncode == 2, done.stderr
     assert "failed: node02: no checkpoint can be written" in done.stderr
-    # Of two nodes it is not known which one has the right code.
+    # With two nodes, nothing shows which of them has the right code.
     assert "failed: node01, node02: not all nodes have the same code of this project" in done.stderr
     assert done.stderr.count("error: the nodes are not fit to train on") == 1
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""What `muster doctor` says of a network with faults planted in it: each is found, and nothing else is."""
+"""`muster doctor` on a network with planted faults: it reports each of them, and nothing else."""
 
 import json
 import re
@@ -24,7 +24,7 @@ MEETING = f"{FIRST_PORT}:{FIRST_PORT + NUM_PORTS - 1}"
 EPHEMERAL = ephemeral_range().replace("-", ":")
 AHEAD_S = 90
 
-# Found by every Python of the launch; only the ranks have RANK. What this rank sends to all is wrong by one.
+# sitecustomize.py: every Python process of the launch runs it; only ranks have RANK. Rank 1 sends a wrong value.
 SPOIL = """
 import os
 if os.environ.get("RANK") == "1":
@@ -37,7 +37,7 @@ if os.environ.get("RANK") == "1":
 """
 
 
-# The clock by which programs wait stays as it is.
+# Only the wall clock is ahead: programs wait by another clock.
 AHEAD = f"""
 #define _GNU_SOURCE
 #include <sys/syscall.h>
@@ -52,11 +52,11 @@ int clock_gettime(clockid_t clock, struct timespec *now) {{
 
 
 class Looked(NamedTuple):
-    """What came of a look.
+    """The result of `muster doctor`.
 
     Attributes:
         findings: (level, about, host), sorted.
-        said: all that was written.
+        said: the exit code and all output.
     """
 
     code: int
@@ -66,10 +66,10 @@ class Looked(NamedTuple):
 
 
 def doctor(cluster: SlurmCluster, *options: str, before: str = ":", env: Mapping[str, str] = {}) -> Looked:
-    """A look at three nodes.
+    """Runs `muster doctor` on three nodes.
 
     Args:
-        cluster: where.
+        cluster: has the nodes.
         options: of `muster doctor`.
         before: a shell line that runs on each node first.
         env: variables for all ranks.
@@ -86,14 +86,14 @@ def doctor(cluster: SlurmCluster, *options: str, before: str = ":", env: Mapping
 
 @contextmanager
 def closed(hosts: Hosts, source: str, target: str, ports: str) -> Iterator[None]:
-    """Ports of a host to which another one can't connect: nothing answers."""
+    """Makes `ports` of `target` unreachable from `source`: nothing answers a connection."""
     with dropped(hosts, source, target, "--syn", "--dport", ports):
         yield
 
 
 @contextmanager
 def dropped(hosts: Hosts, source: str, target: str, *which: str) -> Iterator[None]:
-    """Packets from one host to another that vanish."""
+    """Drops TCP packets from `source` to `target`: those that `which` matches."""
     rule = ["INPUT", "--protocol", "tcp", "--source", hosts.addresses[source], *which, "--jump", "DROP"]
     hosts.run(target, ["iptables", "--append", *rule], check=True)
     try:
@@ -104,10 +104,10 @@ def dropped(hosts: Hosts, source: str, target: str, *which: str) -> Iterator[Non
 
 @contextmanager
 def known_on(cluster: SlurmCluster, host: str, name: str, address: str) -> Iterator[None]:
-    """Another address for a name in the /etc/hosts of one host."""
+    """Gives a name another address in the /etc/hosts of one host."""
     path = cluster.workdir / "hosts" / host / "hosts"
     before = path.read_text()
-    # In place: the host has this very file mounted.
+    # Written in place: the host has this very file mounted, and would not see a new one.
     path.write_text(re.sub(rf"^\S+ {re.escape(name)}$", f"{address} {name}", before, flags=re.MULTILINE))
     try:
         yield
@@ -116,7 +116,7 @@ def known_on(cluster: SlurmCluster, host: str, name: str, address: str) -> Itera
 
 
 def set_ahead(host: str, folder: Path) -> str:
-    """The shell line after which the clock of one host's processes is ahead: the kernel has but one for all hosts."""
+    """A shell line that sets the clock of one host's processes ahead; the kernel's own is the same for all hosts."""
     library = compiled(AHEAD, folder / "ahead.so")
     return f'[ "$(hostname)" != {host} ] || export LD_PRELOAD={shlex.quote(str(library))}'
 

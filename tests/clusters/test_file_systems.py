@@ -1,6 +1,6 @@
-"""A file system that is full or gone ends a training clearly; it goes on later to the bits of an undisturbed one.
+"""A full or lost file system ends a training with a clear error; resumed, it ends with the bits of an undisturbed one.
 
-The host has the file system for itself: its ranks write there, and what a test wants to read is copied from it.
+Only the host sees the file system: its ranks write there, and a test reads a copy.
 """
 
 import shutil
@@ -41,7 +41,7 @@ def as_seen_there(training: Training) -> Path:
 
 
 def comes_to_step_7(training: Training) -> Running:
-    """A training whose rank 0 has stopped there, with the checkpoint of step 5 complete."""
+    """Starts a training; returns when rank 0 has stopped after step 7 and the checkpoint of step 5 is complete."""
     running = training.start(Place(0, "step 7"))
     running.await_place()
     seen_by_agent = Path(f"/proc/{running.agent(HOST).pid}/root{training.run}")
@@ -50,7 +50,7 @@ def comes_to_step_7(training: Training) -> Running:
 
 
 def failed(running: Running, *words: str) -> None:
-    """Holds if all ends with 1, and one error says all `words`."""
+    """Asserts that the training ends with 1, and that one error message has all `words`."""
     assert running.codes() == {HOST: 1}, running.said()
     said = running.said()
     assert "Traceback" not in said, said
@@ -68,7 +68,7 @@ def goes_on_to_the_same_bits(training: Training, straight: Path, resumed: int) -
 
 
 def test_a_disk_that_checkpoints_have_filled(training: Training, straight: Path) -> None:
-    # A checkpoint has 3 MB. Two stay, and a third has no room beside them.
+    # A checkpoint has 3 MB: there is room for two, but not for a third.
     mount(training, "-t", "tmpfs", "-o", "size=8m", "tmpfs")
     failed(training.start(), "the checkpoint could not be written: No space left on device", "step-00000010")
     copy = as_seen_there(training)
@@ -100,7 +100,7 @@ def test_a_file_system_that_vanishes_and_comes_back(training: Training, straight
     training.hosts.run(HOST, ["umount", "-n", "-l", training.folder / "runs"], check=True)
     running.go_on()
     failed(running, "could not be written: No such file or directory", "--resume")
-    # Nothing was written in its place, where nobody would look for it.
+    # Nothing was written into the folder below the mount, where nobody would look for it.
     assert list((training.folder / "runs").iterdir()) == []
     mount(training, "--bind", str(store))
     goes_on_to_the_same_bits(training, straight, 5)

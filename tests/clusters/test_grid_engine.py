@@ -18,7 +18,7 @@ from tests.clusters.processes import processes_in
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 
-# Two tasks on each host of the job, as a job script starts them: each says where it is and what it was given.
+# Two tasks on each host of the job, as a job script starts them: each prints its place and its variables.
 # qrsh joins its arguments and gives the line to a shell: what is quoted here is quoted twice.
 TWO_TASKS_A_HOST = """
 rank=0
@@ -65,7 +65,7 @@ def test_slave_tasks_run_on_both_hosts_by_qrsh(grid_engine2: GridEngineCluster) 
     first = job.accounts[0].host
     (other,) = {"node01", "node02"} - {first}
     # The slave on the script's own host has the job's sizes, the other one its host's; neither has PE_HOSTFILE.
-    # A slave on the script's own host may end with a line of noise about its connection.
+    # A slave on the script's own host may also print a line about its connection at its end.
     lines = [line for line in job.output.splitlines() if line.startswith("node")]
     assert sorted(lines, key=lambda line: line.split()[1]) == [
         f"{first} 0 0 {job.id} 2 4 none",

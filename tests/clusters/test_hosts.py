@@ -1,4 +1,4 @@
-"""The fake hosts themselves: what a test may rely on, and that nothing is left of them."""
+"""The fake hosts themselves: the properties on which tests rely, and that nothing is left of them."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.clusters.requirements import require_namespaces
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 
-# Prints what it reads from whoever connects, until killed.
+# Prints what each client sends, until it is killed.
 LISTEN = """
 import socket, sys
 server = socket.create_server(("0.0.0.0", 5000))
@@ -47,13 +47,13 @@ def _python(hosts: Hosts, host: str, code: str, *argv: str) -> subprocess.Comple
 
 
 def _machine() -> list[str]:
-    """What fake hosts could change in the machine's own namespaces, and nothing that others change meanwhile."""
+    """What fake hosts could change in the machine's own namespaces, without what other programs change meanwhile."""
     links = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True, timeout=30).stdout
     ours = [line for line in links.splitlines() if line.split()[1].startswith(("br0", "port", "eth0"))]
     own = ("/sys", "/run", "/dev/shm", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
     mounts = [line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     hidden = sorted(mount for mount in mounts if mount in own)
-    utab = str(Path("/run/mount").exists())  # mount(8) makes this folder where it notes what it mounts
+    utab = str(Path("/run/mount").exists())  # mount(8) makes this folder for its list of mounts
     return [socket.gethostname(), Path("/etc/hosts").read_text(), utab, *ours, *hidden]
 
 

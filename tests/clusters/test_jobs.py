@@ -23,7 +23,7 @@ APPTAINER = """#!/bin/bash
 until [[ $1 = *.sif ]]; do shift; done
 shift; exec "$@"
 """
-# Ends with the codes that it is given, one an attempt; the last one from then on.
+# Ends with its arguments as exit codes, one for each attempt; after the last one, always with that.
 CODES = """
 attempt=${MUSTER_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}
 echo "attempt $attempt on $(uname -n)"
@@ -40,7 +40,7 @@ until [ "$attempt" -gt 0 ]; do sleep 0.1; done
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Mapping[str, str]:
-    """The variables by which a job finds the stand-in, and something that looks like an image."""
+    """The variables by which a job finds the stand-in, and an empty file in the place of an image."""
     program = tmp_path / "bin" / "apptainer"
     program.parent.mkdir()
     program.write_text(APPTAINER)
@@ -81,23 +81,23 @@ def ended(job: Job) -> tuple[str, int, int]:
 
 
 def test_slurm_tells_a_warned_job_from_a_cancelled_one(slurm2: SlurmCluster, stand_in: Mapping[str, str]) -> None:
-    """Both programs end with 75: they have no way to know who wanted them to end."""
+    """Both programs end with 75: they can't know why they were told to end."""
     env = {**stand_in, "WARNED": "1"}
     warned = slurm2.submit(script("slurm", "bash", "-c", WAITS), env=env)
     cancelled = slurm2.submit(script("slurm", "bash", "-c", WAITS), env=env)
     for job in (warned, cancelled):
         wait_for(f"job {job.id} to wait", lambda job=job: "attempt 0 waits" in job.output, 400)
-    # As --signal=USR1@300 does it: to the steps, and not to the script.
+    # As Slurm does for --signal=USR1@300: to the steps, and not to the script.
     warned.cancel("--signal=USR1")
     cancelled.cancel()
     assert ended(warned) == ("COMPLETED", 0, 1), warned.output
-    # The script has outlived the program, which took its time.
+    # The script has waited for the program, which took a second to end.
     assert ended(cancelled) == ("CANCELLED", 75, 0)
     slurm2.idle()
 
 
 def test_grid_engine_is_given_the_script_anew(grid_engine2: GridEngineCluster, stand_in: Mapping[str, str]) -> None:
-    """Its own way, exit code 99, keeps a job of several hosts waiting for a clean up that does not come."""
+    """Its own requeue, by exit code 99, keeps a job of several hosts waiting for a clean-up that never comes."""
 
     def run(name: str, *codes: int, **more: str) -> list[int]:
         env = {**stand_in, **more}
@@ -105,7 +105,7 @@ def test_grid_engine_is_given_the_script_anew(grid_engine2: GridEngineCluster, s
         grid_engine2.idle(90)
         accounting = grid_engine2.workdir / "root" / "default" / "common" / "accounting"
         records = [line.split(":") for line in accounting.read_text().splitlines() if not line.startswith("#")]
-        # Those of the scripts, and not of their tasks.
+        # The records of the scripts, and not those of their slave tasks.
         return [int(record[12]) for record in records if record[4] == name and record[-4] == "NONE"]
 
     def options(name: str, env: Mapping[str, str]) -> list[str]:
@@ -114,7 +114,7 @@ def test_grid_engine_is_given_the_script_anew(grid_engine2: GridEngineCluster, s
     def output(name: str) -> str:
         return "".join(path.read_text() for path in sorted(grid_engine2.shared.glob(f"{name}.o*")))
 
-    # qdel warns the programs with USR2, and they end with 75: nobody wants the job any more.
+    # qdel warns the programs with USR2, and they end with 75; a deleted job must not be submitted again.
     deleted = grid_engine2.submit(
         script("grid-engine", "bash", "-c", WAITS), *options("deleted", stand_in), env=stand_in
     )

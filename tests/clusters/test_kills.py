@@ -1,7 +1,7 @@
-"""Whatever is killed, stopped or cut off: all ends, is told, and goes on later to the bits of an undisturbed run.
+"""A training ends with an error if a process or host is killed or cut off; resumed, it equals an undisturbed one.
 
-Each story is one training that is disturbed again and again, on fake hosts of its own and without a scheduler. The
-stories run side by side, as mostly they wait; a test is what one of them has found.
+Each story is one training with a fault after each of its starts, on fake hosts of its own and without a scheduler.
+The stories run in parallel, as they mostly wait; each test takes the result of one.
 """
 
 import re
@@ -37,13 +37,13 @@ ALPHA, BETA = HOSTS = ("alpha", "beta")
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a training.
+    """A fault in a training.
 
     Attributes:
-        place: where it happens: a rank has stopped there.
-        harm: does it.
-        named: what a line of an error says of it, as a pattern.
-        newest: the step of the checkpoint that is the newest then.
+        place: where a rank has stopped when the fault comes.
+        harm: causes the fault.
+        named: a pattern for the words that name the fault in an error message.
+        newest: the step of the newest checkpoint at that time.
         dead: the host whose agent it kills; all others end with 1.
         options: of the training, besides the usual ones.
     """
@@ -95,7 +95,7 @@ CUT_OFF = (Fault(Place(1, "step 12"), cut(BETA), "rank 1 on beta", 10),)
 
 
 def goes_through(faults: tuple[Fault, ...], folder: Path, straight: Path, end: Callable[[Training], None]) -> None:
-    """A story: a training that meets with all these faults, one a start, and then comes to its end."""
+    """Runs a story: a training with one of these faults after each start, which `end` then brings to its end."""
     with Hosts(HOSTS, folder) as hosts:
         training = Training(hosts, folder)
         for fault in faults:
@@ -107,11 +107,11 @@ def goes_through(faults: tuple[Fault, ...], folder: Path, straight: Path, end: C
 
 
 def meets_with(fault: Fault, training: Training, straight: Path) -> None:
-    """Starts the training, and holds if it ends by the fault as it should."""
+    """Starts the training, causes the fault, and asserts that the training ends as it should."""
     before = newest_of(training.run)
     running = training.start(fault.place, [*LONG, *fault.options])
     running.await_place()
-    # What is written in the background may come later than the steps that follow.
+    # Checkpoints are written in the background, and may be complete only after the steps that follow.
     wait_for(f"the checkpoint of step {fault.newest}", lambda: newest_of(training.run) == fault.newest, END_S)
     fault.harm(running)
     codes = running.codes()
@@ -132,12 +132,12 @@ def ends_undisturbed(training: Training) -> None:
 
 
 def ends_though_the_link_is_cut_for_a_while(training: Training) -> None:
-    """The ranks wait for each other meanwhile, as the network's packets are sent again."""
+    """The ranks wait for each other meanwhile, as TCP sends lost packets again."""
     running = training.start(Place(1, "step 17"))
     running.await_place()
     training.hosts.link(BETA, up=False)
     running.go_on()
-    time.sleep(6)  # it is the length of the fault: the network sends again after 0.2 s, 0.4 s ... 3.2 s
+    time.sleep(6)  # the length of the fault: TCP sends again after 0.2 s, 0.4 s ... 3.2 s
     assert all(agent.poll() is None for agent in running.agents.values()), running.said()
     assert newest_of(training.run) <= 20
     training.hosts.link(BETA, up=True)
@@ -156,7 +156,7 @@ STORIES = {
 def told(
     straight: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Mapping[str, "Future[None]"]]:
-    """The stories that are asked for, begun."""
+    """The results of the selected stories, which this starts."""
     asked = {item.callspec.params.get("story") for item in request.session.items if hasattr(item, "callspec")}
     with ThreadPoolExecutor(len(STORIES)) as threads:
         yield {

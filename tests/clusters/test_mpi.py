@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 Launch = Callable[..., Any]
 
-# Each rank says: host, rank, size, local rank, local size.
+# Each rank prints: host, rank, size, local rank, local size.
 OPENMPI = "$OMPI_COMM_WORLD_RANK $OMPI_COMM_WORLD_SIZE $OMPI_COMM_WORLD_LOCAL_RANK $OMPI_COMM_WORLD_LOCAL_SIZE"
 HYDRA = "$PMI_RANK $PMI_SIZE $MPI_LOCALRANKID $MPI_LOCALNRANKS"
 LAUNCHERS = [pytest.param(openmpi, OPENMPI, id="openmpi"), pytest.param(hydra, HYDRA, id="hydra")]
@@ -77,7 +77,7 @@ def test_inside_slurm(
     mpi_in_slurm: SlurmCluster, command: Callable[..., list[str]], variables: str, within: str
 ) -> None:
     options = ["-N2", "--ntasks-per-node=2"]
-    # The daemon on each node is started by srun: what ranks see of Slurm is the daemon's.
+    # srun starts the MPI daemon on each node: ranks inherit the daemon's variables of Slurm.
     argv = command(_say(f"{variables} $SLURM_STEP_NUM_TASKS"))
     if within == "salloc":
         output = mpi_in_slurm.salloc(*options, *argv, check=True).stdout

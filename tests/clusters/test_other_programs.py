@@ -1,4 +1,4 @@
-"""`muster run` and `muster env` for what is not ours: torchrun's scripts, TensorFlow, JAX; and other networks."""
+"""`muster run` and `muster env` for other programs: scripts for torchrun, TensorFlow, JAX; and on other networks."""
 
 import json
 import shlex
@@ -26,14 +26,14 @@ def where(tasks: int) -> list[str]:
 
 @pytest.mark.parametrize("tasks", MODES)
 def test_a_script_for_torchrun(slurm2: SlurmCluster, tasks: int) -> None:
-    """In agent mode also as torchrun's users type it, with underscores."""
+    """In agent mode with an option as torchrun's users type it, with underscores."""
     options = ["--nproc_per_node=2"] if tasks == 1 else []
     done = slurm2.srun(*where(tasks), *hello(slurm2.shared, *options), timeout=400)
     assert done.returncode == 0, done.stderr
     assert said(done.stdout) == FOUR
 
 
-# srun cuts long lines up: what a task has goes into a file of its own.
+# srun splits long lines: so each task writes its variables into a file of its own.
 WRITE = """
 import os, sys
 name = os.path.join(sys.argv[1], os.uname().nodename + "." + os.environ["SLURM_LOCALID"])
@@ -44,7 +44,7 @@ with open(name, "w") as file:
 
 
 def written(cluster: SlurmCluster, tasks: int, framework: str, folder: str) -> dict[str, str]:
-    """What the tasks have of a framework's variables, by HOST.LOCAL."""
+    """The framework's variables of each task, by HOST.LOCALID."""
     path = cluster.shared / f"{folder}{tasks}"
     path.mkdir()
     argv = [MUSTER, "run", f"--framework={framework}", "--", sys.executable, "-c", WRITE, str(path)]
@@ -75,7 +75,7 @@ def test_jax(slurm2: SlurmCluster, tasks: int) -> None:
 
 @pytest.mark.parametrize("tasks", MODES)
 def test_the_variables_for_a_shell(slurm2: SlurmCluster, tasks: int) -> None:
-    """As ZIH's recipe sets TF_CONFIG: in the shell that each task is."""
+    """As ZIH's recipe sets TF_CONFIG: each task is a shell that evaluates the output of `muster env`."""
     path = slurm2.shared / f"shell{tasks}"
     path.mkdir()
     write = shlex.join([sys.executable, "-c", WRITE, str(path)])
@@ -88,7 +88,7 @@ def test_the_variables_for_a_shell(slurm2: SlurmCluster, tasks: int) -> None:
 
 @pytest.fixture(scope="module")
 def two_networks(tmp_path_factory: pytest.TempPathFactory, slurm2: SlurmCluster) -> Iterator[SlurmCluster]:
-    """As at JSC: node01i is node01's address in the InfiniBand network. It takes what `slurm2` takes."""
+    """A cluster as at JSC: node01i is node01's name in the InfiniBand network. It has the requirements of `slurm2`."""
     with SlurmCluster(tmp_path_factory.mktemp("fabric"), slurm2.nodes, fabric_suffix="i") as cluster:
         yield cluster
 
@@ -97,7 +97,7 @@ def two_networks(tmp_path_factory: pytest.TempPathFactory, slurm2: SlurmCluster)
     "given", [{"MUSTER_ADDRESS_SUFFIX": "i"}, {"MASTER_ADDR": "node01i"}], ids=["suffix", "address"]
 )
 def test_names_of_the_fabric(two_networks: SlurmCluster, given: dict[str, str]) -> None:
-    """By our option, and as a job script for torchrun gives the name."""
+    """The name is given by our variable, or as in a job script for torchrun."""
     done = two_networks.srun(*where(1), *hello(two_networks.shared, "--nproc-per-node=2"), env=given, timeout=400)
     assert done.returncode == 0, done.stderr
     assert "meeting on node01i:" in done.stderr

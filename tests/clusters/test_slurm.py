@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 
 LOST = "step_launch_notify_io_failure"
-"""Slurm's own word where it lost the connection to a node that has answered: no matter of what is asked here."""
+"""Slurm's message if it has lost the connection to a node that had answered, which has nothing to do with a test."""
 
 
 def _seen(cluster: SlurmCluster, variables: str, *options: str) -> list[str]:
-    """One line a task, sorted: its host and these variables, like "node01 SLURM_PROCID=0"."""
+    """One line for each task, sorted: its host and these variables, like "node01 SLURM_PROCID=0"."""
     shell = f"echo $(hostname) $(env | grep -E '^({variables})=' | sort)"
     done = cluster.srun(*options, "sh", "-c", shell)
     if done.returncode and LOST in done.stderr:

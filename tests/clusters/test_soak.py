@@ -1,6 +1,6 @@
-"""What is killed at random moments, again and again, ends with the weights of a run that nobody disturbed.
+"""A training that is killed at random moments, again and again, ends with the weights of an undisturbed run.
 
-`--soak-minutes 30` takes longer; `--soak-seed N` has the same kills again, as far as the machine is as quick.
+`--soak-minutes 30` takes longer; `--soak-seed N` repeats the kills of a run, as far as the machine is as fast.
 """
 
 import random
@@ -23,13 +23,13 @@ EPOCHS_A_MINUTE = 12
 PACE_S = 0.2
 MAX_STARTS_A_MINUTE = 12
 
-# A host that is killed before its store is there is waited for so long; by itself a quarter of an hour.
+# The other host waits this long for one that was killed before its store was up; by default 15 minutes.
 MEET = ["--rdzv-timeout=60"]
 
 
 @pytest.fixture
 def minutes(request: pytest.FixtureRequest) -> float:
-    # A test that takes as long as it is told can't have the limit of others.
+    # An option sets how long the test takes, so its time limit depends on that.
     minutes = request.config.getoption("--soak-minutes")
     request.node.add_marker(pytest.mark.timeout(900 + 60 * 3 * minutes))
     return minutes
@@ -53,7 +53,7 @@ def test_kills_at_random_moments_change_nothing(minutes: float, seed: int, tmp_p
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end or len(killed) < 2:
             running = training.start(options=options, pace_s=PACE_S)
-            # Twice in a row nothing would have been learnt in between.
+            # Between two kills at the start, the training would make no progress.
             in_start = chance.random() < 0.3 and not (killed and killed[-1].startswith("start"))
             killed.append(wait_and_kill(running, training, chance, in_start=in_start))
             codes = running.codes()
@@ -71,7 +71,7 @@ def test_kills_at_random_moments_change_nothing(minutes: float, seed: int, tmp_p
 
 
 def wait_and_kill(running: Running, training: Training, chance: random.Random, *, in_start: bool) -> str:
-    """Kills one at a random moment, of the start or after a new checkpoint; returns what was killed, and when."""
+    """Kills a process or host at a random moment, of the start or after a new checkpoint; returns which, and when."""
     host, what = chance.choice(HOSTS), chance.choice(("worker", "agent", "host"))
     moment = chance.uniform(0, 8 if in_start else 3)
     before = newest_of(training.run)
@@ -81,7 +81,7 @@ def wait_and_kill(running: Running, training: Training, chance: random.Random, *
     if what == "host":
         running.kill_host(host)
     else:
-        # One that has not come yet, or has just gone, can't be killed: the others go on.
+        # A process that has not started yet, or has just ended, can't be killed: this tries again.
         wait_for(f"a process on {host}", lambda: kill_process(running, host, what) or has_ended(running), START_S)
     return f"{'start' if in_start else 'step'} + {moment:.1f} s: {what} on {host}"
 

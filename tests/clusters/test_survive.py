@@ -1,4 +1,4 @@
-"""What a real Slurm stops, and starts again, ends as if nobody had disturbed it.
+"""Trainings that a real Slurm stops and starts again end with the weights of an undisturbed one.
 
 `apptainer` is a stand-in here: it starts the command on the host.
 """
@@ -41,7 +41,7 @@ def env(stand_in: Mapping[str, str]) -> Mapping[str, str]:  # noqa: F811
 
 @pytest.fixture(autouse=True)
 def clean(slurm2: SlurmCluster) -> Iterator[None]:
-    """Whatever a failed test leaves is none of the next one's."""
+    """Removes what a failed test leaves, before the next test."""
     yield
     slurm2.run("scancel", "--user=root")
     kill_ranks(slurm2)
@@ -66,7 +66,7 @@ def held(cluster: SlurmCluster, job: Job, run: Path) -> list[int]:
 def test_a_job_warned_of_its_time_limit_requeues_itself(
     slurm2: SlurmCluster, env: Mapping[str, str], undisturbed: Weights
 ) -> None:
-    """The script's own --signal=USR1@300; Slurm looks at the limits every 30 s."""
+    """The warning is the script's own --signal=USR1@300; Slurm checks the limits every 30 s."""
     job, run = slurm2.submit(script("limit"), env=env), slurm2.shared / "runs" / "limit"
     workers = held(slurm2, job, run)
     slurm2.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=5", check=True)

@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NOTIFY = " -notify\n"
 
-# With data workers: they too are to end.
+# With data workers, which have to end too.
 WITH_WORKERS = [*TEXT, "--no-bf16", "--seed=5", "--keep-checkpoints=1", "--nproc-per-node=1", "--train-num-workers=1"]
 
 
@@ -49,7 +49,7 @@ def env(stand_in: Mapping[str, str]) -> Mapping[str, str]:  # noqa: F811
 
 @pytest.fixture
 def into_files(env: Mapping[str, str]) -> Mapping[str, str]:
-    """The same, and the programs write to files: nobody is told by a closed pipe that the job is over."""
+    """As `env`, and the programs write to files: no closed pipe tells a process that the job is over."""
     program = Path(env["PATH"].partition(":")[0]) / "apptainer"
     program.write_text(program.read_text().replace('exec "$@"', 'exec "$@" > "said.$(uname -n)" 2>&1'))
     return env
@@ -57,7 +57,7 @@ def into_files(env: Mapping[str, str]) -> Mapping[str, str]:
 
 @pytest.fixture
 def a_minutes_notice(grid_engine2: GridEngineCluster) -> Iterator[None]:
-    """Grid Engine's own default between USR2 and KILL; the other tests want it short."""
+    """Sets Grid Engine's default time between USR2 and KILL, a minute; the other tests have a shorter one."""
 
     def change(notify: str) -> None:
         grid_engine2.run("qconf", "-mattr", "queue", "notify", notify, QUEUE, check=True)
@@ -69,7 +69,7 @@ def a_minutes_notice(grid_engine2: GridEngineCluster) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def clean(grid_engine2: GridEngineCluster) -> Iterator[None]:
-    """Whatever a failed test leaves is none of the next one's."""
+    """Removes what a failed test leaves, before the next test."""
     yield
     grid_engine2.run("qdel", "-u", "*")
     kill_ranks(grid_engine2)
@@ -98,7 +98,7 @@ def test_a_job_deleted_with_notice_goes_on_in_a_new_one(
     job.cancel()
     release(workers, signal.SIGUSR2, timeout_s=400)
     job.wait(400)
-    # No other job either: it has not submitted itself.
+    # No other job either: the job has not submitted itself again.
     assert_nothing_left(grid_engine2)
     again = submit(grid_engine2, text, env).wait(300)
     assert again.exit_code == 0, again.output
@@ -110,7 +110,7 @@ def test_a_job_deleted_with_notice_goes_on_in_a_new_one(
 def test_a_job_deleted_without_notice_leaves_no_process(
     grid_engine2: GridEngineCluster, into_files: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """KILL comes to the job's own processes; the ranks are in sessions of their own, and would train for hours."""
+    """KILL reaches only the job's own processes; the ranks are in sessions of their own, and would train for hours."""
     run = grid_engine2.shared / "runs" / "killed"
     job = submit(grid_engine2, script("killed", [*WITH_WORKERS, "--epochs=100000"]).replace(NOTIFY, "\n"), into_files)
     wait_for("a checkpoint", lambda: checkpoint.saved(run), 400)

@@ -1,6 +1,6 @@
-"""A container that got none of its job's variables, under real schedulers and launchers: refused, on every task.
+"""A launch in a container that got none of its job's variables, under real schedulers and launchers: all tasks refuse.
 
-What stands in for the container is an empty environment but for Apptainer's own variable: the processes above are real.
+An environment of PATH and Apptainer's own variable stands in for the container; the processes above it are real.
 """
 
 import os
@@ -26,7 +26,7 @@ WRONG = "error: this container is inside a job of {}, but none of the job's vari
 
 
 def refused(text: str, owner: str, process: str) -> None:
-    """Asserts that this is the refusal, with the process that gave the job away."""
+    """Asserts that `text` has the refusal, with the process by which the job was noticed."""
     wrong, seen, fix = lines_of_error(text)[:3]
     assert wrong == WRONG.format(owner)
     assert f"the process {process} above this one" in seen

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 ONE_A_NODE = ["-N2", "-n2", "--ntasks-per-node=1"]
 
-# One of the four dies, once: its place is not the same after the restart, so a file tells.
+# Rank 3 dies once. Ranks may be assigned anew after the restart, so a file records that it has happened.
 DIES_ONCE = """
 import os, socket, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -48,7 +48,7 @@ def test_a_rank_that_dies_once_comes_back_with_all_others(slurm2: SlurmCluster) 
     assert [line.split()[1:3] for line in lines] == [
         ["16.0", host] for host in ("node01", "node01", "node02", "node02")
     ]
-    # The node where it died counts the restart; the other one counts it too, or follows as a changed membership.
+    # The node where it died counts the restart; the other node counts it too, or restarts for a change of membership.
     assert "1" in {line.split()[3] for line in lines}
 
 
@@ -61,7 +61,7 @@ def test_one_to_two_nodes_start_with_both(slurm2: SlurmCluster) -> None:
 
 @pytest.mark.parametrize("options", [["--max-restarts=2"], ["--nnodes=1:2"]], ids=lambda options: options[0])
 def test_the_elastic_launch(slurm2: SlurmCluster, options: list[str]) -> None:
-    """The form that restarted in 7 of 7 tries: one host of the store, own addresses, workers' own store."""
+    """Its options restarted in 7 of 7 tries: one host for the store, the node's own address, a store of the workers."""
     done = slurm2.srun(*ONE_A_NODE, *hello(slurm2.shared, "--dry-run", *options))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1") == 2
@@ -92,7 +92,7 @@ dist.barrier()
 @pytest.mark.parametrize(("code", "ranks"), [(2, "3"), (75, "0 1 2 3")])
 @pytest.mark.parametrize("mode", ["agent", "worker"])
 def test_exit_codes_of_an_own_script(slurm2: SlurmCluster, code: int, ranks: str, mode: str) -> None:
-    """A task that is a rank ends with its code; an agent with 1: what a code means is the script's own matter."""
+    """A task that is a rank ends with the script's code; an agent with 1, as it doesn't know what that code means."""
     script = slurm2.shared / "ends.py"
     script.write_text(ENDS)
     where, own = (ONE_A_NODE, ["--nproc-per-node=2"]) if mode == "agent" else (["-N2", "--ntasks-per-node=2"], [])
@@ -116,7 +116,7 @@ def test_a_training_goes_on_without_a_node_that_has_died(
     slurm_cluster: Callable[..., SlurmCluster],
     stand_in: Mapping[str, str],  # noqa: F811
 ) -> None:
-    """The job script's own way: Slurm leaves the job to the node that is left."""
+    """The job script has --no-kill, so that Slurm lets the job continue on the other node."""
     cluster = slurm_cluster(["node01", "node02"])
     env = {**stand_in, **ONE_THREAD, "PATH": f"{stand_in['PATH']}:{BIN}"}
     command = ("train", "ddp", "--nnodes=1:2", "--nproc-per-node=1", *ELASTIC)
@@ -139,7 +139,7 @@ def test_a_training_goes_on_without_a_node_that_has_died(
     lines = [json.loads(line) for line in (cluster.shared / "runs/elastic/metrics.jsonl").read_text().splitlines()]
     ends = [0, *(line["step"] for line in lines if line["kind"] == "epoch")]
     steps = [after - before for before, after in itertools.pairwise(ends)]
-    # Each epoch is of all samples, by two ranks or by one.
+    # Each epoch has all samples, with two ranks or with one.
     assert steps in ([20, 40, 40], [20, 20, 40])
     rates = {line["step"]: line["lr"] for line in lines if line["kind"] == "steps"}
     last_of_two = 20 * steps.count(20)

@@ -1,4 +1,4 @@
-"""`train` under a real Grid Engine: a task on each host by `qrsh -inherit`, arrays, and the way out of each refusal."""
+"""`train` under a real Grid Engine: a task on each host by `qrsh -inherit`, arrays, and the fix of each refusal."""
 
 import re
 import shlex
@@ -17,8 +17,8 @@ BOTH = ("node01", "node02")
 
 
 def on_each_host(argv: list[str], *variables: str) -> str:
-    """A job script that starts a task on each host of PE_HOSTFILE, with variables that it is given."""
-    # qrsh starts in the home folder and gives its line to a shell. A name of this script is filled in by it.
+    """A job script that starts a task on each host of PE_HOSTFILE, with `variables` (NAME=VALUE) before the command."""
+    # qrsh starts in the home folder and gives its line to a shell. The script expands its own variables in that line.
     command = " ".join([*variables, shlex.join(argv)])
     return f"""
 hosts=$(awk '!seen[$1]++ {{print $1}}' "$PE_HOSTFILE" | paste -sd,)
@@ -65,7 +65,7 @@ sed -n 's/^  fix: //p' refusal > line.sh; . ./line.sh
     ids=["by-hand", "hosts"],
 )
 def test_ways_for_tasks_without_a_host_file(grid_engine2: GridEngineCluster, variables: list[str]) -> None:
-    """What the refusal of a task asks for, and the same by hand."""
+    """The variable for which a task's refusal asks, and options in place of it."""
     argv = hello(grid_engine2.shared, "--nproc-per-node=2")
     by_hand = " ".join(variables) if len(variables) > 1 else ""
     given = "" if by_hand else "env MUSTER_HOSTS=$hosts "

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 def name_server_learns(workdir: Path, hosts: Hosts, made: list[pods.Pod]) -> None:
-    """All pods have addresses by now: their names can be looked up from each of them."""
+    """Adds all pods' names to the /etc/hosts of each: they have addresses by now."""
     for pod in made:
         with (workdir / "hosts" / pod.host / "hosts").open("a") as file:
             file.writelines(f"{hosts.addresses[other.host]} {other.address}\n" for other in made)
@@ -41,7 +41,7 @@ def test_the_pods_of_a_manifest_train_as_one_world(
         waiting = [hosts.popen(pod.host, pod.before) for pod in made if pod.before]
         name_server_learns(tmp_path, hosts, made)
         assert [process.wait(timeout=400) for process in waiting] == [0] * len(waiting)
-        # The master last: the others find it when it comes.
+        # The master is started last: the others wait for it.
         running = [
             hosts.popen(pod.host, pod.command, env={**pod.env, **ONE_THREAD}, cwd=workspace, **pipes)
             for pod in reversed(made)

@@ -1,4 +1,4 @@
-"""`train` under Open MPI and MPICH: by ssh, by an agent in its place, inside Slurm; and what is no world."""
+"""`train` under Open MPI and MPICH: by ssh, by an agent in its place, inside Slurm; and launches that are refused."""
 
 import json
 import subprocess
@@ -20,16 +20,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 Launch = Callable[..., Any]
 Weights = dict[str, torch.Tensor]
 
-# mpirun hands no variables on but those that it is told; Hydra hands on all.
+# mpirun passes on only the variables that options name; Hydra passes on all.
 GIVEN = {openmpi: ["-x", "OMP_NUM_THREADS"], hydra: []}
 LAUNCHERS = [pytest.param(openmpi, id="openmpi"), pytest.param(hydra, id="hydra")]
 ONE = [pytest.param(openmpi, id="openmpi", marks=pytest.mark.long), pytest.param(hydra, id="hydra")]
-"""The same where one launcher is enough for `make test-all`."""
+"""The same for tests of which one launcher is enough in `make test-all`."""
 BOTH = ("node01", "node02")
 
 
 def left_in(folder: Path) -> list[str]:
-    """The files of meetings that did not clean up behind them."""
+    """The names of files that a rendezvous has left in `folder`."""
     return [path.name for path in folder.glob(".muster-*")]
 
 
@@ -69,7 +69,7 @@ def test_inside_slurm(
     argv = command([TRAIN, "ddp", *STEPS, f"--name={name}"], *given)
     done = mpi_in_slurm.salloc("-N2", "--ntasks-per-node=2", *argv, env=ONE_THREAD, timeout=400, check=True)
     assert "muster: slurm job" in done.stderr
-    # Slurm lists the hosts: nobody needs a file.
+    # Slurm lists the hosts, so that the ranks meet without a file.
     assert "meeting on node01:" in done.stderr
     assert_world_of_four(mpi_in_slurm.shared / "runs" / name, four_ranks, BOTH)
     mpi_in_slurm.idle()
@@ -87,12 +87,12 @@ def test_a_given_address_needs_no_shared_folder(mpi_hosts: MpiHosts, launch: Lau
     assert said(launch(mpi_hosts, argv, *given, timeout=400).stdout) == FOUR
 
 
-# As a container with process ids of its own has it: nothing tells one launch of Hydra from another.
+# As in a container with process ids of its own: nothing distinguishes one launch of Hydra from another.
 HIDDEN = ["unshare", "--pid", "--fork", "--mount-proc"]
 
 
 def test_what_an_earlier_launch_left_is_not_believed(mpi_hosts: MpiHosts) -> None:
-    """Its port is now that of a server that lives."""
+    """Another server now listens on the port in the old file."""
     stale = mpi_hosts.shared / ".muster-local.0.0-4"
     stale.mkdir(0o700)
     address = mpi_hosts.hosts.addresses["node01"]
@@ -103,7 +103,7 @@ def test_what_an_earlier_launch_left_is_not_believed(mpi_hosts: MpiHosts) -> Non
 
 
 def two_at_once(hosts: MpiHosts, launch: Launch, *prefix: str) -> list[subprocess.CompletedProcess[str]]:
-    """Two launches of four, in which the ranks add up 1 and 100."""
+    """Runs two launches of four ranks at once: each rank adds 1 in one launch, and 100 in the other."""
     with ThreadPoolExecutor(2) as pool:
         argvs = [[*prefix, *hello(hosts.shared, "--rdzv-timeout=30", number=number)] for number in (1, 100)]
         return list(pool.map(lambda argv: launch(hosts, argv, check=False, timeout=400), argvs))

@@ -25,7 +25,7 @@ def test_two_nodes_are_a_world_of_four_with_the_weights_of_one_process(
     where = ["-N2", f"--ntasks-per-node={tasks}"]
     done = slurm2.srun(*where, TRAIN, "ddp", *STEPS, f"--name={mode}", timeout=400, env=ONE_THREAD)
     assert done.returncode == 0, done.stderr
-    # Said once, by rank 0, and not by every rank.
+    # Printed once, by rank 0, and not by every rank.
     assert done.stderr.count("muster: slurm job") == 1
     assert "2 nodes x 2 = 4 ranks" in done.stderr
     assert done.stdout.count("validation accuracy") == 1
@@ -51,7 +51,7 @@ print(json.dumps(short | {"own_host": socket.gethostname()}))
 
 
 def detected(cluster: SlurmCluster, *options: str) -> list[dict[str, Any]]:
-    """What each task finds about itself, with its host's own name as `own_host`, by node rank and local rank."""
+    """The output of `muster detect` in each task, sorted by node rank and local rank; `own_host` is the host's name."""
     done = cluster.srun(*options, sys.executable, "-c", DETECT, MUSTER)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -149,7 +149,7 @@ def test_a_batch_script_without_srun_is_refused(slurm2: SlurmCluster) -> None:
 
 @pytest.mark.quick
 def test_the_launch_line_of_that_refusal_is_right(slurm2: SlurmCluster) -> None:
-    """In a job of two tasks a node, the line still gives one a node."""
+    """In a job with two tasks per node, the line still starts one per node."""
     script = f'{shlex.quote(TRAIN)} ddp 2>&1 | sed -n "s/^  fix: //p" > line; $(sed "s/ train ddp//" line) hostname\n'
     job = slurm2.sbatch(script, "-N2", "--ntasks-per-node=2")
     assert job.state == "COMPLETED", job.output
@@ -179,7 +179,7 @@ def test_a_folder_that_is_on_no_node_ends_every_rank_with_one_message(slurm2: Sl
 
 @pytest.mark.quick
 def test_a_taken_port_is_named(slurm2: SlurmCluster) -> None:
-    """The port is the job's: something else listens on it on the first node before the step starts."""
+    """On the first node, another process listens on the port before the training starts."""
     listen = (
         "import socket,subprocess,sys; s=socket.create_server(('',int(sys.argv[1]))); "
         "sys.exit(subprocess.call(sys.argv[2:]))"

@@ -1,4 +1,4 @@
-"""What the tutorials type under Slurm, in a real one on fake hosts. README does it with the SIF: tests/image."""
+"""The commands of the tutorials for Slurm, in a real one on fake hosts. tests/image runs README's, with the SIF."""
 
 from pathlib import Path
 
