@@ -1,4 +1,4 @@
-"""Packages of a Debian release, fetched by this machine's own way to them and unpacked; none is installed."""
+"""Packages of a Debian release, fetched from this machine's mirror and unpacked; none is installed."""
 
 import shutil
 import subprocess
@@ -15,8 +15,8 @@ KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 def packages(suite: str, folder: Path) -> Path:
-    """A folder with what a release's network packages hold, as if they were installed below it; skips the test where
-    they can't be had, and with CI=true fails it."""
+    """Fetches a release's network packages and unpacks them as if they were installed below the returned folder; skips
+    the test if they can't be fetched, and with CI=true fails it."""
     require_programs("apt-get", "dpkg-deb")
     if not KEYS.exists():
         refuse(f"the keys of Debian's packages are missing: {KEYS}; fix: apt-get install debian-archive-keyring")
@@ -27,14 +27,14 @@ def packages(suite: str, folder: Path) -> Path:
     _apt(suite, folder, "download", *PACKAGES[suite])
     for package in sorted((folder / "archives").glob("*.deb")):
         subprocess.run(["dpkg-deb", "--extract", package, folder / "root"], check=True, timeout=240)
-    # Releases have /lib and /lib64 as links into /usr; a package of an older one has files in /lib.
+    # In the releases, /lib and /lib64 are links into /usr; packages of an older one have files in /lib.
     for name in ("lib", "lib64"):
         merged = folder / "root" / name
         if merged.is_dir() and not merged.is_symlink():
             shutil.copytree(merged, folder / "root/usr" / name, symlinks=True, dirs_exist_ok=True)
             shutil.rmtree(merged)
         merged.symlink_to(f"usr/{name}")
-    # What the package's own script would link.
+    # The link that the package's own script would make.
     for psm in (folder / "root/usr/lib").glob("libpsm1/libpsm_infinipath.so.1.*"):
         (psm.parents[1] / "libpsm_infinipath.so.1").symlink_to(f"libpsm1/{psm.name}")
     shutil.rmtree(folder / "lists")
@@ -57,7 +57,7 @@ def _mirror() -> str:
 
 
 def _apt(suite: str, folder: Path, *words: str) -> None:
-    # A list of its own, and nothing that counts as installed: the machine's release says nothing of this one.
+    # Own package lists, and no packages that count as installed: the machine may have another release.
     options = {
         "Dir::Etc::SourceList": folder / "sources.list",
         "Dir::Etc::SourceParts": "/dev/null",

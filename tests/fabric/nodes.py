@@ -14,7 +14,7 @@ from tests.entrypoint.standins import compiled
 FOLDER = "/opt/cray/libfabric/1.25/lib64"
 SLINGSHOT = Device("cxi0", "slingshot", "/dev/cxi0")
 
-# Who loads it leaves a line in the file that LOADED names.
+# A process that loads the library adds a line to the file that LOADED names.
 CONSTRUCTOR = """
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@ __attribute__((constructor)) static void loaded(void) {{
 }}
 """
 
-# A site whose network's libraries lie in a folder that no loader looks in.
+# A site whose network libraries are in a folder that the loader does not search.
 SITE = """
 title = "a test"
 scheduler = "slurm"
@@ -48,7 +48,7 @@ struct {{ const char *name; int (*ask)(void); }} ncclNetPlugin_v8 = {{ "{net}", 
 
 
 def library(path: Path, source: str = "", *needs: Path | str, soname: str | None = None) -> Path:
-    """`path`, a shared object that leaves a line when it is loaded, and needs the others."""
+    """Compiles `path`, a shared object that writes a line when it is loaded, and needs the libraries `needs`."""
     text = CONSTRUCTOR.format(name=path.name) + source
     options = [f"-Wl,-soname,{soname or path.name}", "-Wl,--no-as-needed", "-x", "none", *map(str, needs)]
     return compiled(text, path, *options)
@@ -57,8 +57,8 @@ def library(path: Path, source: str = "", *needs: Path | str, soname: str | None
 def host(root: Path, net: str = "Libfabric") -> Path:
     """A host's root with Slingshot, its libfabric and libcxi, and a plugin that needs both.
 
-    Its folder is one that the profile knows, and no loader looks in. It has what a distribution's users of libfabric
-    need, so that it may take the place of theirs.
+    The profile knows the folder of the libraries; the loader does not search it. Libfabric has the symbol versions that
+    a distribution's programs need of it, so that it may take the place of the distribution's.
     """
     (root / "etc").mkdir(parents=True, exist_ok=True)
     (root / "dev").mkdir(exist_ok=True)
@@ -82,7 +82,7 @@ def host(root: Path, net: str = "Libfabric") -> Path:
 
 
 def planned(root: Path, **changes: object) -> FabricPlan:
-    """What is taken of `host(root)`."""
+    """The plan for `host(root)`, with some of its values changed."""
     values: dict[str, object] = {
         "finding": Finding(root, "slingshot", "/dev/cxi0", (SLINGSHOT,), ("hsn0",)),
         "injected": (
@@ -99,7 +99,7 @@ def planned(root: Path, **changes: object) -> FabricPlan:
 
 @dataclass(frozen=True)
 class Staged:
-    """The folder that a launch takes for its links, their names, and its settings."""
+    """The folder that a launch uses for its links, the names of the links, and the launch's settings."""
 
     folder: Path
     links: list[str]
@@ -107,7 +107,7 @@ class Staged:
 
 
 def staged(plan: FabricPlan, env: Mapping[str, str], need: Need, *, is_dry: bool = False) -> Staged:
-    """What a launch makes of a plan."""
+    """Makes the links and settings of a plan, as a launch does."""
     folder = stage.link(plan, env, is_dry=is_dry)
     return Staged(folder, [each.soname for each in plan.injected], stage.settings(plan, env, need, folder))
 
@@ -118,5 +118,5 @@ def loaded(path: Path) -> list[str]:
 
 
 def run(*words: object, **options: object) -> "subprocess.CompletedProcess[str]":
-    """The ended command."""
+    """Runs a command to its end."""
     return subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=240, **options)  # type: ignore[call-overload]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# The whole command, only with other places to look: /host and /opt are not this test's to change.
+# The whole command, with other mount points: a test must not change /host and /opt.
 COMMAND = """
 import functools, sys
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_a_refusal_has_three_lines_and_code_2(run: Run, tmp_path: Path) -> None:
     for command in ("plan", "binds"):
         done = fabric(run, root, command)
         assert done.returncode == 2, done.stderr
-        # What there is, and no option that would bring it in.
+        # `plan` shows the devices; neither command prints options.
         assert ("cxi0" in done.stdout, "--bind" in done.stdout) == (command == "plan", False)
         assert "libcxi.so.1" in three_lines(done.stderr)[1]
     as_json = fabric(run, root, "plan", "--json")
@@ -132,7 +132,7 @@ def test_a_host_without_a_fabric_needs_no_options(run: Run, tmp_path: Path) -> N
     [
         (("plan",), "--bind /:/host:ro"),
         (("binds",), "--bind /:/host:ro"),
-        # What is wrong with or without a host comes first.
+        # An error that does not depend on a host comes first.
         (("plan", "--fabric=foo"), "--fabric off|auto|efa"),
     ],
 )
@@ -188,7 +188,7 @@ def test_a_libfabric_without_the_fabrics_provider_has_failed(tmp_path: Path) -> 
     ],
 )
 def test_a_plugin_is_named_as_nccl_takes_it(tmp_path: Path, name: str, net: str, is_good: bool | None) -> None:
-    """By its file's name, or by what stands in libnccl-net-NAME.so, the first of several that fits; or none at all."""
+    """By its file's name, or by NAME in libnccl-net-NAME.so; of several names the first that fits; or `none`."""
     source = "int fi_version(void) { return 0; }" + nodes.PLUGIN.format(net="Mine")
     nodes.library(tmp_path / "libnccl-net-mine.so", source)
     code = "from muster.check import fabric; print(fabric.plugin().is_good)"

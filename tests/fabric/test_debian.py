@@ -41,13 +41,13 @@ def planned(host: Path, image: Path, profile: Fabric) -> FabricPlan:
 def opener(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A program that opens a library, and then prints its own memory map."""
     path = tmp_path_factory.mktemp("opener") / "opener"
-    # Later options win: a program, in place of a shared object.
+    # Later options win: this makes a program in place of a shared object.
     compiled(OPENER, path, "-no-pie", "-fno-pic")
     return path
 
 
 def opened(opener: Path, name: str, image: Path, *folders: Path) -> tuple[str, set[Path]]:
-    """What the image's own loader says to a library, and the files that it has mapped then."""
+    """Opens a library with the image's own loader; returns the error, which may be empty, and the mapped files."""
     loader = next((image / LIB.lstrip("/")).glob("ld-linux*.so.*"))
     path = ":".join(map(str, [*folders, image / LIB.lstrip("/")]))
     answer = subprocess.run(
@@ -62,7 +62,7 @@ def opened(opener: Path, name: str, image: Path, *folders: Path) -> tuple[str, s
 
 
 def staged(plan: FabricPlan, folder: Path) -> Path:
-    """Links to what is injected."""
+    """Makes links to the injected libraries in `folder`."""
     return trees.links(folder, plan.finding.root, {one.soname: one.path for one in plan.injected})
 
 
@@ -135,7 +135,7 @@ def test_verbs_of_the_image_stay_where_they_do(bookworm: Path, trixie: Path) -> 
 
 
 def test_a_plugin_for_a_newer_libfabric(bookworm: Path, trixie: Path, opener: Path, tmp_path: Path) -> None:
-    """FABRIC_1.7, which is of libfabric 1.20: an image that has it will do, whatever the host has."""
+    """FABRIC_1.7 is of libfabric 1.20: an image that has it is enough, whatever the host has."""
     host = Tree(tmp_path / "host")
     host.plugin(f"/opt/ofi/{PLUGIN}", needs={"libfabric.so.1": ["fi_version@FABRIC_1.0", "fi_getinfo@FABRIC_1.7"]})
     host.link("/usr", str(bookworm / "usr"))

@@ -1,4 +1,4 @@
-"""What is found on hosts of made-up devices: no device is taken for one of another kind."""
+"""Which fabric is found on hosts with synthetic devices: no device is taken for one of another kind."""
 
 import os
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_host_without_anything(host: Tree) -> None:
 
 
 def test_a_root_without_what_is_mounted_below_it_is_noted(host: Tree) -> None:
-    """TCP would be taken, and nobody told why."""
+    """Otherwise TCP would be chosen, and nothing would say why."""
     assert any(f"nothing is mounted at {host.root}/sys" in note for note in found(host).notes)
     host.file("/sys/class/net/lo/operstate", "up")
     assert not any("mounted" in note for note in found(host).notes)
@@ -61,7 +61,7 @@ def test_the_active_port_of_a_card_with_two_tells_its_kind(host: Tree) -> None:
 
 
 def test_a_fabric_that_is_down_is_none(host: Tree) -> None:
-    """A card without a cable is in many nodes."""
+    """Many nodes have a card without a cable."""
     host.verbs("mlx5_0", "InfiniBand", "1: DOWN")
     finding = found(host)
     assert finding.fabric == "tcp"

@@ -1,4 +1,4 @@
-"""What is read of shared objects and of the loader's cache: of whole ones, and of damaged ones."""
+"""Reading shared objects, NCCL's plugins and the loader's cache: valid ones and damaged ones."""
 
 import os
 import platform
@@ -75,7 +75,7 @@ def test_damaged_bytes_are_no_library_or_another(plugin_bytes: tuple[Tree, bytes
     host, valid = plugin_bytes
     damaged = bytearray(valid)
     for _ in range(data.draw(st.integers(0, 4))):
-        # What tells sizes and places is in the head, and in the tables at the end.
+        # Sizes and offsets are in the header, and in the tables at the end.
         place = data.draw(st.one_of(st.integers(0, 600), st.integers(len(valid) - 1500, len(valid) - 1)))
         damaged[place] = data.draw(st.integers(0, 255))
     path = host.file("/damaged.so", bytes(damaged[: data.draw(st.integers(0, len(valid)) | st.just(len(valid)))]))
@@ -101,7 +101,7 @@ def test_the_installed_nccl_opens_those_that_are_taken_for_granted() -> None:
 
 
 def test_a_plugin_that_is_relocated_in_the_compact_way(host: Tree) -> None:
-    """-z pack-relative-relocs, by which the pointer's value stands in its place."""
+    """With -z pack-relative-relocs, a pointer's value is stored in the pointer itself, not in the relocation."""
     path = host.plugin("/a.so", range(1, 9), "Libfabric", options=["-z", "pack-relative-relocs"])
     with path.open("rb") as file:
         kinds = {section["sh_type"] for section in ELFFile(file).iter_sections()}

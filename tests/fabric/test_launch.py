@@ -1,4 +1,4 @@
-"""What a launch does about the fabric by itself. The libraries are stand-ins, opened for real; no NCCL uses them."""
+"""The fabric of a launch. The libraries are stand-ins, which are really opened; NCCL does not use them."""
 
 import os
 from dataclasses import replace
@@ -49,7 +49,7 @@ def verbs(root: Path, state: str = "4: ACTIVE", layer: str = "InfiniBand", *, ha
 
 
 def with_verbs(folder: Path, env: dict[str, str]) -> dict[str, str]:
-    """`env` where a stand-in for libibverbs is found."""
+    """`env` with a library path that has a stand-in for libibverbs."""
     nodes.library(folder / "verbs/libibverbs.so.1")
     return {**env, "LD_LIBRARY_PATH": str(folder / "verbs")}
 
@@ -106,7 +106,7 @@ def test_a_dry_run_makes_and_opens_nothing(tmp_path: Path, env: dict[str, str], 
 
 @pytest.fixture
 def unfit(tmp_path: Path) -> Path:
-    """A host whose plugin needs a symbol version that nobody has."""
+    """A host whose plugin needs a symbol version that no library has."""
     root = nodes.host(tmp_path / "unfit")
     folder = Path(f"{root}{nodes.FOLDER}")
     cxi = folder / "libcxi.so.1.5.0"
@@ -123,7 +123,7 @@ def unfit(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    """A host whose plugin fits by all that can be read of it, and does not open."""
+    """A host whose plugin fits, as far as its file shows, but does not open."""
     root = nodes.host(tmp_path / "broken")
     folder = Path(f"{root}{nodes.FOLDER}")
     undefined = "extern int nobody_has_this; int *use(void) { return &nobody_has_this; }"

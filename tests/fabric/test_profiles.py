@@ -1,4 +1,4 @@
-"""The profiles of jobs/fabrics, each on a host that is made like those that it is for."""
+"""The profiles of jobs/fabrics, each on a synthetic host of the kind that it is for."""
 
 from pathlib import Path
 
@@ -26,14 +26,14 @@ def planned(host: Tree, image: Tree, nodes: int = 2) -> FabricPlan:
 
 
 def opens(plan: FabricPlan, image: Tree, folder: Path) -> bool:
-    """Whether the plugin can be opened with the links that the plan tells."""
+    """Whether the plugin can be opened with the links of the plan."""
     paths = {one.soname: one.path for one in plan.injected}
     return trees.opened(str(plan.plugin), trees.links(folder, plan.finding.root, paths), image.at(LIB)) == ""
 
 
 @pytest.fixture
 def cray(host: Tree) -> Tree:
-    """A node with Slingshot: libfabric in a folder of Cray's, and a chain of libraries that another system has not."""
+    """A node with Slingshot: libfabric in a folder of Cray's, and a chain of libraries that other systems lack."""
     host.file("/dev/cxi0")
     host.file("/dev/xpmem")
     host.file("/run/cxi/cxi0/x")
@@ -87,7 +87,7 @@ def test_efa(host: Tree, image: Tree, tmp_path: Path) -> None:
     host.file("/etc/libibverbs.d/efa.driver", "driver efa\n")
     plan = planned(host, image)
     assert plan.finding.fabric == "efa"
-    # The image's verbs will do; so do its settings.
+    # The image's verbs are good enough, and so are its settings files.
     assert [one.soname for one in plan.injected] == ["libnccl-net-ofi.so", "libfabric.so.1"]
     assert plan.files == ()
     assert (plan.plugin, plan.net, plan.variables) == ("libnccl-net-ofi.so", "Libfabric", {"FI_PROVIDER": "efa"})

@@ -1,4 +1,4 @@
-"""Where the loader looks for what a library needs: by DT_RPATH of all above it, and by how each was opened."""
+"""Where the loader looks for the libraries that one needs: by DT_RPATH of all above it, and by $ORIGIN."""
 
 import pytest
 
@@ -12,7 +12,7 @@ PROFILE = fabric(plugins=(f"{FOLDER}/{PLUGIN}",))
 
 
 def chain(host: Tree, tags: str, *of_middle: str) -> None:
-    """A plugin with a folder to look in, what it needs, and what that needs: all in that folder."""
+    """A plugin that names a folder to search, a library that it needs, and one that this needs: all in that folder."""
     options = [f"--{tags}-new-dtags", "-rpath", FOLDER]
     host.plugin(f"{FOLDER}/{PLUGIN}", needs={"liba.so.1": []}, options=options)
     host.library(f"{FOLDER}/liba.so.1", "liba.so.1", needs={"libb.so.1": []}, options=of_middle)
@@ -36,13 +36,13 @@ def test_a_runpath_does_not_and_hides_those_above(
 
 
 def test_origin_is_the_folder_by_which_a_library_is_opened(host: Tree, image: Tree) -> None:
-    """As in Spack's views: a folder of links to a store, where each lies alone."""
+    """As in Spack's views: a folder of links into a store, where each package has its own folder."""
     host.plugin(f"/store/plugin/{PLUGIN}", needs={"liba.so.1": []}, options=["-rpath", "$ORIGIN"])
     host.library("/store/a/liba.so.1", "liba.so.1", needs={"libb.so.1": []}, options=["-rpath", "$ORIGIN"])
     host.library("/store/a/libb.so.1", "libb.so.1")
     host.link(f"{FOLDER}/{PLUGIN}", f"/store/plugin/{PLUGIN}")
     host.link(f"{FOLDER}/liba.so.1", "/store/a/liba.so.1")
-    # The folder that a library is really in is looked at too.
+    # The folder in which a library really is, behind the link, is searched too.
     assert names(planned(host, image, PROFILE)) == {
         PLUGIN: f"/store/plugin/{PLUGIN}",
         "liba.so.1": "/store/a/liba.so.1",

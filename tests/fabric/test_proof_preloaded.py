@@ -1,4 +1,4 @@
-"""A plugin that links CUDA's runtime: a trainer has it from a wheel's folder, where the loader does not look."""
+"""A plugin that links CUDA's runtime, which a trainer loads from a wheel's folder: the loader does not look there."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ NAME = "libcudart.so.77"
 
 
 def torch(folder: Path, *of_torch: str) -> Path:
-    """A torch that needs `of_torch` of the wheels with a CUDA runtime and a library that nothing uses."""
+    """A torch that needs the libraries `of_torch`; the wheels have a CUDA runtime and a library that nothing uses."""
     packages = folder / "site-packages"
     paths = {name: nodes.library(packages / f"nvidia/cu77/lib/{name}") for name in (NAME, "libunused.so.77")}
     search = "-Wl,-rpath,$ORIGIN:$ORIGIN/../../nvidia/cu77/lib"
@@ -28,7 +28,7 @@ def torch(folder: Path, *of_torch: str) -> Path:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """One whose plugin needs CUDA's runtime, which the image has."""
+    """A host with a plugin that needs CUDA's runtime, and without that runtime."""
     root = nodes.host(tmp_path / "host")
     folder = Path(f"{root}{nodes.FOLDER}")
     cudart = nodes.library(tmp_path / f"elsewhere/{NAME}")
@@ -38,7 +38,7 @@ def host(tmp_path: Path) -> Path:
 
 
 def proved(folder: Path, host: Path, torch: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is loaded as the plugin is proved, in a launch on two nodes."""
+    """The libraries that are loaded when a launch on two nodes proves that the plugin opens."""
     package = ModuleSpec("torch", None, origin=str(torch / "__init__.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: package)
     (folder / "own/dev").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Every reason to refuse, each planted in a host, with what it says; and the same host without it, which is let in."""
+"""Every reason to refuse a host's libraries, with its message; and the same host without it, which is allowed."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def planned(host: Tree, image: Tree, profile: Fabric = PROFILE) -> FabricPlan:
 
 
 def refusal(host: Tree, image: Tree, profile: Fabric = PROFILE) -> Refusal:
-    """The only reason why not; and nothing is injected then."""
+    """The plan's only refusal; asserts that nothing is injected then."""
     plan = planned(host, image, profile)
     assert plan.injected == ()
     assert (plan.plugin, plan.net, plan.variables, plan.files, plan.devices) == (None, None, {}, (), ())
@@ -32,7 +32,7 @@ def refusal(host: Tree, image: Tree, profile: Fabric = PROFILE) -> Refusal:
 
 
 def allowed(host: Tree, image: Tree, profile: Fabric = PROFILE) -> list[str]:
-    """What is injected where nothing is refused."""
+    """The injected libraries; asserts that nothing is refused."""
     plan = planned(host, image, profile)
     assert plan.refusals == ()
     return [injected.soname for injected in plan.injected]
@@ -63,7 +63,7 @@ def test_a_library_of_another_architecture(host: Tree, image: Tree) -> None:
 def test_a_symbol_version_that_the_image_is_too_old_for(
     host: Tree, image: Tree, soname: str, has: str, lacks: str
 ) -> None:
-    """Of what is the image's alone: that the host has it helps nobody."""
+    """These libraries are always the image's: it does not help that the host's has the version."""
     host.plugin(f"{LIB}/{PLUGIN}", needs={"libfab.so.1": []})
     host.library(f"{LIB}/{soname}", soname, [has, lacks])
     image.library(f"{LIB}/{soname}", soname, [has])
@@ -74,7 +74,7 @@ def test_a_symbol_version_that_the_image_is_too_old_for(
     assert (why.library, why.needs, why.needed_by) == (f"{LIB}/libfab.so.1", lacks, f"{LIB}/libfab.so.1")
     assert f"the image's {image.at(LIB)}/{soname}" in why.wrong
     assert lacks in why.fix
-    # With a C library of this test's no program would start; test_debian.py opens some with real ones.
+    # No program would start with this test's C library; test_debian.py opens libraries with real ones.
     if soname != "libc.so.6":
         assert lacks in trees.opened(str(host.at(f"{LIB}/libfab.so.1")), image.at(LIB))
 
@@ -154,7 +154,7 @@ def test_a_library_of_the_c_library_that_the_image_has_not(host: Tree, image: Tr
 
 
 def test_a_copy_of_the_hosts_that_has_less_than_the_image_needs(host: Tree, image: Tree) -> None:
-    """It has to be the host's, for its cxi; and the image's own user of it would not find what it needs."""
+    """libfab has to be the host's, but the image's libmpi would not find in it the version that it needs."""
     profile = fabric(plugins=(PLUGIN,), host_wins=("libfab.so.1",))
     host.plugin(f"{LIB}/{PLUGIN}", needs={"libmpi.so.40": []})
     host.library(f"{LIB}/libfab.so.1", "libfab.so.1", ["FAB_1"])
@@ -203,7 +203,7 @@ def test_a_plugin_that_is_none(host: Tree, image: Tree) -> None:
 
 
 def test_a_host_without_the_plugin(host: Tree, image: Tree) -> None:
-    """Without it NCCL would fall back to TCP and say nothing; where NCCL knows the fabric itself it is no loss."""
+    """Without it NCCL would fall back to TCP silently; if NCCL supports the fabric itself, the plugin is not needed."""
     profile = fabric("Slingshot", plugins=("libnccl-net-ofi.so", PLUGIN), search=("/opt/ofi/lib",))
     why = refusal(host, image, profile)
     assert (why.needs, why.needed_by) == (f"libnccl-net-ofi.so or {PLUGIN}", "NCCL")
@@ -235,7 +235,7 @@ def test_a_set_of_which_the_host_has_a_half(host: Tree, image: Tree, missing: st
 
 
 def test_a_half_that_nobody_uses_is_not_missed(host: Tree, image: Tree) -> None:
-    """As Mellanox's packages are without libmlx4; in the image it can't be loaded then, and it is not."""
+    """As in Mellanox's packages, which lack libmlx4: the image's copy can't be loaded then, but nothing loads it."""
     profile = fabric(plugins=(PLUGIN,), sets=((*SET, "libmlx4.so.1"),))
     rdma(host, 50, "IBVERBS_1.14")
     rdma(image, 34, "IBVERBS_1.13")
@@ -248,7 +248,7 @@ def test_a_half_that_nobody_uses_is_not_missed(host: Tree, image: Tree) -> None:
 
 
 def test_a_provider_of_another_version_than_its_library(host: Tree, image: Tree) -> None:
-    """As after an update of one package of two."""
+    """As after an update of one of the two packages."""
     profile = fabric(plugins=(PLUGIN,), sets=(SET,))
     rdma(host, 50, "IBVERBS_1.14")
     rdma(image, 34, "IBVERBS_1.13")

@@ -1,4 +1,4 @@
-"""What is the image's or the driver's never comes from the host, by whatever name it is asked for."""
+"""Libraries of the image or the driver never come from the host, whatever name a profile or plugin uses for them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a plan takes of the host is linked in a folder of this user's own, found by the loader, and proved to open."""
+"""The host's libraries in a plan: linked in a private folder of this user, found by the loader, and proved to open."""
 
 import os
 import stat

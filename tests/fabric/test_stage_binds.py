@@ -21,7 +21,7 @@ LIBRARIES = [
     f"{nodes.FOLDER}/libcxi.so.1.5.0:/opt/fabric/lib/libcxi.so.1:ro",
 ]
 
-# Each would do something where a shell read it unquoted.
+# A shell would act on each of these if it were not quoted.
 HOSTILE = [
     "two words", "it's", 'a "quoted" one', "$(touch TRAP)", "`touch TRAP`", "a;touch TRAP", "a|touch TRAP", "$HOME",
     "a&touch TRAP", "*", "~", "-o", "#", "back\\slash", "new\nline", "a>TRAP", "!!", "ünïcode",
@@ -37,7 +37,7 @@ def printed(plan: FabricPlan, engine: str) -> str:
 
 
 def words(text: str, folder: Path) -> list[str]:
-    """What a real shell makes of `eval "print $(...)"`, run in an empty folder that stays empty."""
+    """The words that a real shell makes of `text` in `eval "COMMAND $(...)"`; asserts that it leaves `folder` empty."""
     folder.mkdir(exist_ok=True)
     program = "import json, sys; print(json.dumps(sys.argv[1:]))"
     script = "eval \"python3 -c '$PROGRAM' $(cat)\""

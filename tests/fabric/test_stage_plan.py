@@ -1,4 +1,4 @@
-"""The closure and the plan, on hosts and images of compiled libraries; what is allowed is really opened."""
+"""Plans with all libraries that they need, on hosts and images of compiled libraries; allowed ones are opened."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def names(plan: FabricPlan) -> dict[str, str]:
 
 
 def says(plan: FabricPlan, host: Tree, image: Tree, name: str = PLUGIN) -> str:
-    """What the loader says to the library `name`, with the image's folder and what is injected, in the plan's order."""
+    """The loader's error for the library `name`, with the injected libraries and the image's in the plan's order."""
     folders = host.root.parent / "wins", host.root.parent / "last"
     for folder, wins in zip(folders, (True, False), strict=True):
         chosen = {injected.soname: injected.path for injected in plan.injected if injected.wins is wins}
@@ -156,7 +156,7 @@ def test_what_wins_can_make_others_win(host: Tree, image: Tree) -> None:
 
 
 def verbs(tree: Tree, private: int, newest: str) -> None:
-    """An rdma-core whose parts fit each other alone."""
+    """Adds an rdma-core whose parts only fit each other."""
     own = f"IBVERBS_PRIVATE_{private}"
     tree.library(f"{LIB}/libibverbs.so.1", "libibverbs.so.1", ["IBVERBS_1.0", newest, own])
     tree.library(f"{LIB}/librdmacm.so.1", "librdmacm.so.1", ["RDMACM_1.0"], {"libibverbs.so.1": [own]})
@@ -258,7 +258,7 @@ def test_files_folders_and_devices_are_those_that_the_host_has(host: Tree, image
         libraries=Libraries(files=fact("/etc/fab/*.conf", "/etc/none"), roots=fact("libfab.so.1")),
     )
     image.library(f"{LIB}/libfab.so.1", "libfab.so.1")
-    # Settings go with the host's libraries alone.
+    # Settings files are taken only with the host's libraries.
     assert planned(host, image, profile).files == ("/run/cxi",)
     image.at(f"{LIB}/libfab.so.1").unlink()
     host.library(f"{LIB}/libfab.so.1", "libfab.so.1")
@@ -279,7 +279,7 @@ def test_what_a_site_sets_takes_the_place_of_the_profiles_and_no_more(host: Tree
 
 
 def test_a_soname_that_is_a_path_is_no_name_of_a_link(host: Tree, image: Tree) -> None:
-    """What names a link in the container must not lead out of its folder."""
+    """The name of a link in the container must not lead out of its folder."""
     host.plugin(f"{LIB}/{PLUGIN}", needs={"libevil.so.1": []})
     host.library(f"{LIB}/libevil.so.1", "../../../etc/evil.so")
     plan = planned(host, image, fabric(plugins=(PLUGIN,)))

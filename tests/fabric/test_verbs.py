@@ -35,7 +35,7 @@ WITH_DEVICE = (
 
 
 def node(folder: Path) -> dict[str, str]:
-    """What libibverbs reads of a device before it looks for its provider, below a folder that SYSFS_PATH names."""
+    """Makes the files that libibverbs reads of a device before it looks for a provider; returns variables for them."""
     files = {
         "infiniband_verbs/abi_version": "6", "infiniband_verbs/uverbs0/abi_version": "1",
         "infiniband_verbs/uverbs0/ibdev": "mlx5_0", "infiniband_verbs/uverbs0/dev": "231:192",

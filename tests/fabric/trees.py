@@ -30,7 +30,7 @@ def fact(*values: str) -> Fact[tuple[str, ...]]:
 def fabric(
     title: str = "a fabric", net: str | None = None, recognise: Sequence[str] = (), **libraries: object
 ) -> Fabric:
-    """A profile; `libraries` are those of its table, as tuples of words."""
+    """A profile; `libraries` are the values of its table of that name, as tuples."""
     facts = {name: Fact(value=value, source="test") for name, value in libraries.items()}
     return Fabric(
         title=title,
@@ -45,7 +45,7 @@ def fabric(
 def planned(
     host: Path, image: Image, profile: Fabric, nodes: int = 2, libraries: Libraries | None = None
 ) -> FabricPlan:
-    """What is taken of a host into an image, by a profile and what a site says of libraries."""
+    """The plan for a host and an image, by a profile and the `libraries` of a site."""
     site = Site(title="a site", scheduler="slurm", status="unverified", libraries=libraries) if libraries else None
     finding = find.find(host, "test", {"test": profile})
     return stage.make_plan(finding, profile, image, Context(nodes), site)
@@ -53,14 +53,14 @@ def planned(
 
 @dataclass(frozen=True)
 class TreeImage(Image):
-    """An image that is a tree: of what the loader finds on this machine itself, nothing is there."""
+    """An image that is a tree: libraries that the loader finds outside of it, on this machine, count as missing."""
 
     root: Path = Path("/")
 
     def trace(self, names: Iterable[str], path: str | None = None) -> Trace:
         words, own = super().trace(names, path), super().trace(()).found
         inside = {name: file for name, file in words.found.items() if self.has(file)}
-        # What Python itself needs is there in every image.
+        # Every image has the libraries that Python itself needs.
         outside = [name for name in words.found if name not in inside and name not in own]
         lacking = {files: versions for files, versions in words.lacking.items() if self.has(files[0])}
         return Trace(inside, (*words.absent, *outside), lacking)
@@ -79,18 +79,18 @@ class Tree:
         root.mkdir(parents=True, exist_ok=True)
 
     def at(self, path: str) -> Path:
-        """Where a path of the tree is on this side."""
+        """The path on this machine for a path in the tree."""
         return self.root / path.lstrip("/")
 
     def file(self, path: str, content: str | bytes = "") -> Path:
-        """A file of the tree, made."""
+        """Makes a file in the tree."""
         place = self.at(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content if isinstance(content, bytes) else content.encode())
         return place
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link of the tree, made."""
+        """Makes a symbolic link in the tree."""
         place = self.at(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(target)
@@ -104,8 +104,8 @@ class Tree:
         options: Sequence[str] = (),
         source: str = "",
     ) -> Path:
-        """A shared object, made: it defines a function for each symbol version that it `provides`, and points to those
-        of the versions that it `needs` of others, by soname; of one without versions, to its only function.
+        """Makes a shared object: it defines a function for each symbol version that it `provides`, and points to those
+        of the versions that it `needs` of others, by soname; of a library without versions, to its only function.
 
         Args:
             path: in the tree.
@@ -137,7 +137,7 @@ class Tree:
         needs: Mapping[str, Sequence[str]] | None = None,
         options: Sequence[str] = (),
     ) -> Path:
-        """A network plugin of NCCL's, which tells its name and can do nothing."""
+        """Makes a network plugin for NCCL, which has a name but no functions."""
         structs = "".join(
             f".data\n.balign 8\n.globl ncclNetPlugin_v{version}\n.type ncclNetPlugin_v{version}, %object\n"
             f"ncclNetPlugin_v{version}: .quad .Lname\n.fill 20, 8, 0\n.size ncclNetPlugin_v{version}, 168\n"
@@ -147,7 +147,7 @@ class Tree:
         return self.library(path, path.rpartition("/")[2], (), needs, options, source)
 
     def verbs(self, name: str, layer: str, *states: str, vendor: str = "0x15b3", node_type: str = "1: CA") -> None:
-        """A device of the kernel's verbs, with a port for each of its states."""
+        """Makes a device of the kernel's verbs, with a port for each of `states`."""
         folder = f"/sys/class/infiniband/{name}"
         self.file(f"{folder}/device/vendor", f"{vendor}\n")
         self.file(f"{folder}/node_type", f"{node_type}\n")
@@ -159,12 +159,12 @@ class Tree:
         self.file(f"/dev/infiniband/uverbs{number}")
 
     def cache(self, libraries: Mapping[str, str], hwcap: int = 0) -> None:
-        """The tree's /etc/ld.so.cache, with these paths by soname."""
+        """Makes the tree's /etc/ld.so.cache, with these paths by soname."""
         flags = CACHE_FLAGS[platform.machine()]
         self.file("/etc/ld.so.cache", cache_bytes([(name, path, flags, hwcap) for name, path in libraries.items()]))
 
     def as_image(self) -> Image:
-        """The tree as an image, of which the loader finds the libraries in two folders."""
+        """The tree as an image, in which the loader searches two folders."""
         folders = ":".join(str(self.at(folder)) for folder in ("/usr/lib64", "/usr/lib"))
         return TreeImage({"LD_LIBRARY_PATH": folders}, root=self.root)
 
@@ -177,7 +177,7 @@ class Tree:
         return self._linked(functions, path, "-soname", soname, *self._versions(soname, versions))
 
     def _linked(self, source: str, path: Path, *options: str) -> Path:
-        """`path`, a shared object made of assembler; of data alone, so that it is the same on every architecture."""
+        """Assembles and links `path`, a shared object of data alone, so that the source suits every architecture."""
         if shutil.which("as") is None or shutil.which("ld") is None:
             refuse("missing programs: as, ld; fix: apt-get install --no-install-recommends binutils")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ class Tree:
 
 
 def _function(soname: str, version: str) -> str:
-    """What a library calls its function of a version: FAB_1.0, or function@FAB_1.0 for one that is not of this test."""
+    """The name of a library's function for a version: FAB_1.0, or function@FAB_1.0, which names a real function."""
     if "@" in version:
         return version.partition("@")[0]
     return re.sub(r"\W", "_", f"{soname}_{version}")
@@ -213,7 +213,7 @@ def _defined(functions: Iterable[str]) -> str:
 
 
 def cache_bytes(entries: Sequence[tuple[str, str, int, int]], *, in_old: bool = False) -> bytes:
-    """A cache of glibc's loader: soname, path, flags and hwcap of each entry; inside the old format if so wanted."""
+    """A cache of glibc's loader: soname, path, flags and hwcap of each entry; with `in_old` inside the old format."""
     head = 48 + 24 * len(entries)
     strings, table = b"", b""
     for name, path, flags, hwcap in entries:
@@ -231,7 +231,7 @@ def cache_bytes(entries: Sequence[tuple[str, str, int, int]], *, in_old: bool = 
 
 
 def as_machine(path: Path, machine: int) -> Path:
-    """The shared object, with another architecture in its head: 183 is aarch64. Its code stays what it was."""
+    """Writes another architecture into a shared object's header: 183 is aarch64. Its code stays the same."""
     data = bytearray(path.read_bytes())
     data[18:20] = struct.pack("<H", machine)
     path.write_bytes(data)
@@ -239,7 +239,7 @@ def as_machine(path: Path, machine: int) -> Path:
 
 
 def as_weak(path: Path) -> Path:
-    """The shared object, with all symbol versions that it needs marked as such that may be missing."""
+    """Marks all symbol versions that a shared object needs as weak: they may be missing."""
     from elftools.elf.elffile import ELFFile
 
     data = bytearray(path.read_bytes())
@@ -266,7 +266,7 @@ def links(folder: Path, host: Path, injected: Mapping[str, str]) -> Path:
 
 
 def opened(name: str, *folders: Path) -> str:
-    """What the loader says as a fresh process opens a library and all that it needs, from these folders; empty: yes."""
+    """The loader's error as a new process opens a library and all that it needs, from these folders; or empty."""
     code = "import ctypes, sys\ntry:\n ctypes.CDLL(sys.argv[1], mode=2)\nexcept OSError as error:\n print(error)"
     answer = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, name],
