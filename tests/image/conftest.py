@@ -1,4 +1,4 @@
-"""The image and the SIF, built once a session from this checkout, and the clusters in which they run."""
+"""The image and the SIF, built once per session from this checkout, and the clusters in which they run."""
 
 import os
 import re
@@ -22,18 +22,18 @@ PROGRAMS = ("buildah", "mksquashfs", "mmdebstrap", "patchelf", "podman", "runc")
 FIRST_TEST_S = 4000
 """The first test waits for the base, the image and the SIF: seven minutes alone, half an hour beside other lanes."""
 
-# What no layer may hold: it stands in the settings that the build is shown.
+# A mark in all settings that the build gets: no layer of the image may hold it.
 SENTINEL = "sentinel-of-this-machine"
 
 BASE, IMAGE, AGAIN = "localhost/muster-base:bookworm", "localhost/muster:test", "localhost/muster:again"
 
-# The base has no sources of its own: what is installed in it can only come by APT_SOURCES.
+# The base has no package sources of its own: packages can be installed in it only by APT_SOURCES.
 SOURCES = f"""# {SENTINEL}
 deb http://deb.debian.org/debian bookworm main
 deb http://deb.debian.org/debian bookworm-updates main
 deb http://deb.debian.org/debian-security bookworm-security main
 """
-# mmdebstrap leaves these, with what it was told of this machine.
+# Files that mmdebstrap leaves, with settings of this machine.
 LEFT_BY_MMDEBSTRAP = (
     *("apt/apt.conf.d/99mmdebstrap", "apt/sources.list", "apt/sources.list.d/0000sources.list"),
     *("resolv.conf", "hostname"),
@@ -42,7 +42,7 @@ LEFT_BY_MMDEBSTRAP = (
 
 @pytest.fixture(scope="session")
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    """podman with a storage that exists inside this session."""
+    """podman with a storage that exists only during this session."""
     require_programs(*PROGRAMS)
     if os.geteuid() != 0:
         refuse(f"building and running images in a sandbox needs root; user id is {os.geteuid()}")
@@ -53,7 +53,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 @pytest.fixture(scope="session")
 def build_env(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The variables for `make image`; in each of the machine's settings for package indexes, SENTINEL."""
+    """The variables for `make image`; each of the machine's settings for package indexes holds SENTINEL."""
     folder = tmp_path_factory.mktemp("settings")
     (folder / "apt.sources").write_text(SOURCES)
     (folder / "apt.conf").write_text(f'Acquire::http::Proxy::{SENTINEL}.invalid "DIRECT";\n')
@@ -72,11 +72,11 @@ def build_env(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 def make_base(podman: Podman, folder: Path) -> None:
-    """Makes the base image of the least that Debian needs: registries are not in reach of the tests.
+    """Makes a minimal base image of Debian, as the tests can't reach registries.
 
     Args:
-        podman: where it goes.
-        folder: an existing folder, for what is left over.
+        podman: gets the image.
+        folder: an existing folder, for files of the build.
     """
     (folder / "sources.list").write_text(SOURCES)
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=True, timeout=60).stdout
@@ -94,7 +94,7 @@ def make_image(image: str, env: dict[str, str], *options: str) -> None:
     """Runs what `make image` runs; options go to the engine.
 
     Raises:
-        RuntimeError: it failed; with the room that there is, of which this takes 20 GB.
+        RuntimeError: it failed; the message has the free disk space, of which a build takes 20 GB.
     """
     done = subprocess.run([ROOT / "image" / "build.sh", *options], env={**env, "TAG": image}, timeout=1700, check=False)
     if done.returncode:
@@ -105,13 +105,13 @@ def make_image(image: str, env: dict[str, str], *options: str) -> None:
 
 @pytest.fixture(scope="session")
 def image(podman: Podman, build_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The name of the image: the Containerfile with the locked wheels, CUDA's among them, on Debian's packages."""
+    """The name of the image, built from the Containerfile with the locked wheels, CUDA's among them, on Debian."""
     make_base(podman, tmp_path_factory.mktemp("base"))
     try:
         make_image(IMAGE, build_env)
     except RuntimeError as error:
-        # Gigabytes come from the package indexes: one hiccup of theirs must not fail all that runs in the image. The
-        # steps that were done are kept; what is wrong with the recipe is wrong again.
+        # Gigabytes come from the package indexes: one failed download must not fail all tests of the image. The engine
+        # keeps the steps that succeeded; an error in the recipe fails again.
         print(f"the image is built a second time, as {error}", file=sys.stderr)
         make_image(IMAGE, build_env)
     return IMAGE
@@ -119,7 +119,7 @@ def image(podman: Podman, build_env: dict[str, str], tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="session")
 def image_again(image: str, build_env: dict[str, str]) -> str:
-    """The name of the same image, built anew from the first step on."""
+    """The name of the same image, built again from the first step on."""
     make_image(AGAIN, build_env, "--no-cache")
     return AGAIN
 
@@ -141,7 +141,7 @@ def image_sif(podman: Podman, image: str) -> Iterator[Sif]:
 
 @pytest.fixture
 def somebody() -> Iterator[Path]:
-    """A folder that uid 65534 owns and can reach, whoever the tests run as."""
+    """A folder that uid 65534 owns and can reach, whatever user runs the tests."""
     folder = Path(tempfile.mkdtemp())
     os.chown(folder, 65534, 65534)
     yield folder
@@ -160,6 +160,6 @@ def revision() -> str:
 
 
 def git(*words: str) -> str:
-    """What git prints about this checkout."""
+    """The output of a git command in this checkout."""
     argv = ["git", "-C", str(ROOT), *words]
     return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip()

@@ -1,4 +1,4 @@
-"""podman with a storage of the tests' own: nothing of the machine's images is seen or changed, and all of it goes."""
+"""podman with a storage of the tests' own, removed at the end; the machine's images are neither seen nor changed."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.clusters.deadline import wait_for
 
-# A sandbox's root may lack CAP_SYS_RESOURCE: then podman's own default limits can't be set, but those that it has can.
+# A sandbox's root may lack CAP_SYS_RESOURCE: it can't set podman's default limits then, only limits below its own.
 CONFIG = """
 [containers]
 default_ulimits = ["nofile={nofile}:{nofile}", "nproc={nproc}:{nproc}"]
@@ -55,7 +55,7 @@ class Podman:
     def __call__(
         self, *words: object, timeout: float = 600, check: bool = True, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """The ended `podman WORDS...`, with what it wrote.
+        """Runs `podman WORDS...` to its end, and captures its output.
 
         Raises:
             RuntimeError: `check` is set and it failed.
@@ -69,7 +69,7 @@ class Podman:
     def run(
         self, image: str, *words: object, options: Sequence[object] = (), timeout: float = 600
     ) -> subprocess.CompletedProcess[str]:
-        """The ended `podman run --rm OPTIONS IMAGE WORDS...`, whatever its exit code."""
+        """Runs `podman run --rm OPTIONS IMAGE WORDS...` to its end, whatever its exit code."""
         return self("run", "--rm", *options, image, *words, timeout=timeout, check=False)
 
     @contextlib.contextmanager
@@ -82,12 +82,12 @@ class Podman:
             self("rm", "--force", "--time=0", identity, check=False)
 
     def logs(self, container: str) -> str:
-        """What a container has written so far."""
+        """The output of a container so far."""
         done = self("logs", container)
         return done.stdout + done.stderr
 
     def wait(self, container: str, timeout: float) -> int:
-        """The exit code of a container, once it has ended."""
+        """Waits until a container has ended; returns its exit code."""
 
         def ended() -> str:
             state = self("inspect", "--format={{.State.Status}} {{.State.ExitCode}}", container).stdout.split()
@@ -97,7 +97,7 @@ class Podman:
 
     @contextlib.contextmanager
     def mounted(self, image: str) -> Iterator[Path]:
-        """The root file system of an image, to be read."""
+        """The root file system of an image, for reading."""
         try:
             yield Path(self("image", "mount", image).stdout.strip())
         finally:
@@ -111,7 +111,7 @@ class Podman:
     def close(self) -> None:
         """Removes all containers and images, and the folder."""
         for words in (["rm", "--all", "--time=0"], ["image", "unmount", "--all"], ["rmi", "--all"]):
-            # On a busy disk: what podman does not remove in time, goes with the folder.
+            # On a busy disk podman may not remove all in time: the rest is removed with the folder.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self(*words, "--force", check=False, timeout=300)
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]

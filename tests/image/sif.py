@@ -20,7 +20,7 @@ class Sif:
         return [self.apptainer, verb, *map(str, options), str(self.path), *map(str, words)]
 
     def env(self, **more: str) -> dict[str, str]:
-        """The variables of a fresh login, and what Apptainer needs of a sandbox's root, as image/sif.sh says."""
+        """The variables of a fresh login, and the one that Apptainer needs in a sandbox, as in image/sif.sh."""
         bounding = re.search(r"^CapBnd:\t(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
         kept = {}
         if os.geteuid() == 0 and bounding and not int(bounding[1], 16) >> 24 & 1:
@@ -36,7 +36,7 @@ class Sif:
         env: Mapping[str, str] | None = None,
         timeout: float = 400,
     ) -> subprocess.CompletedProcess[str]:
-        """The ended command, whatever its exit code."""
+        """Runs a command in the SIF to its end, whatever its exit code."""
         return subprocess.run(
             self.argv(*words, options=options, verb=verb),
             cwd=cwd,

@@ -1,4 +1,4 @@
-"""What `make image` and `make sif` show an engine of this machine, with a stand-in for the engine."""
+"""The arguments and settings of this machine that `make image` and `make sif` give to an engine, here a stand-in."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import pytest
 
 from tests.image.conftest import ROOT
 
-# Notes the words and the secrets that a build is given.
+# Records the arguments and the secrets of a build.
 ENGINE = """#!/bin/sh
 case $1 in
 info) ;;
@@ -38,11 +38,11 @@ END
 
 
 class Machine:
-    """A machine with pip's settings, an index and a folder of wheels, and an engine that is a stand-in.
+    """A machine with pip's settings, an index and a folder of wheels, and a stand-in for an engine.
 
     Attributes:
-        home: the user's home; `index` and `wheels` lie in it, and pip is told of the index by a file.
-        folder: what the engine was given.
+        home: the user's home, with the folders `index` and `wheels`, and a pip.conf that names the index.
+        folder: has what the engine was given.
     """
 
     def __init__(self, folder: Path, engine: str) -> None:
@@ -64,18 +64,18 @@ class Machine:
         (self.programs / name).chmod(0o755)
 
     def run(self, script: str = "build.sh", **variables: str) -> subprocess.CompletedProcess[str]:
-        """The ended script of image/, in an environment of the fewest variables."""
+        """Runs a script of image/ to its end, in an environment with as few variables as possible."""
         path = f"{self.programs}:{Path(sys.executable).parent}:/usr/bin:/bin"
         env = {"HOME": str(self.home), "PATH": path, "ENGINE": self.engine, "TMPDIR": str(self.home), **variables}
         argv = [ROOT / "image" / script]
         return subprocess.run(argv, env=env, cwd=self.home, capture_output=True, text=True, timeout=600, check=False)
 
     def words(self) -> list[str]:
-        """The words of the engine's build command."""
+        """The arguments of the engine's build command, after DOCKER_BUILDKIT."""
         return (self.folder / "words").read_text().splitlines()
 
     def secret(self, name: str) -> list[str]:
-        """The lines of a secret that the build was shown."""
+        """The lines of a secret of the build."""
         return (self.folder / "secrets" / name).read_text().splitlines()
 
 
@@ -96,7 +96,7 @@ def test_pips_settings_are_those_that_pip_finds(machine: Machine) -> None:
     assert lines[:3] == [
         "[global]",
         "index-url = https://mirror.example/simple",
-        # The pages of an index point to files beside them: the folder above is shown.
+        # The pages of an index link to files beside them: so the folder above is mounted.
         "extra-index-url = file:///run/packages/0/simple https://other.example/simple",
     ]
     assert "find-links = file:///run/packages/1" in lines
@@ -215,7 +215,7 @@ def test_a_sif_of_an_image_that_was_not_built(machine: Machine) -> None:
 
 
 def only(folder: Path, names: Sequence[str]) -> str:
-    """A PATH on which nothing but these programs is."""
+    """A PATH with these programs and no others."""
     for name in names:
         (folder / name).symlink_to(shutil.which(name) or os.devnull)
     return str(folder)

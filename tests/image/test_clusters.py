@@ -104,7 +104,7 @@ def test_what_muster_prints_gets_a_job_through_such_an_option(
 def test_two_podman_containers_on_the_hosts_networks(
     slurm2: SlurmCluster, podman: Podman, image: str, four_ranks: dict[str, torch.Tensor]
 ) -> None:
-    """Each has the variables of a task of the step by --env, and the network and the name of its host.
+    """Each gets the variables of a task of the step by --env, and the network and the name of its host.
 
     podman itself can't run inside such a host: the tests start it outside, while the step waits.
     """

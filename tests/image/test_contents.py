@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.image, pytest.mark.timeout(FIRST_TEST_S)]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 LOCK = (ROOT / "requirements.lock").read_bytes()
 
-# Compared in place of a hash where the file holds the time of its making, or is another in each container.
+# Files whose content is not compared: the engine makes them for each container.
 MADE_BY_THE_ENGINE = {"etc/hosts", "etc/hostname", "etc/resolv.conf"}
 
 FABRIC = re.compile(r"^(NCCL|GLOO|FI|UCX|OMPI|MPICH|IBV|RDMAV|PSM|HSA|NVSHMEM|UCC)_|^LD_|^CUDA_VISIBLE")
@@ -53,7 +53,7 @@ def sha256(content: bytes) -> str:
 
 @cache
 def config(podman: Podman, image: str) -> dict[str, Any]:
-    """The image's configuration, as the engine tells it."""
+    """The image's configuration, as the engine reports it."""
     return json.loads(podman("inspect", image).stdout)[0]
 
 
@@ -94,7 +94,7 @@ def test_no_layer_holds_anything_of_the_machine_that_built_it(
                 path = Path(folder, name)
                 if not path.is_symlink() and path.is_file() and path.stat().st_size:
                     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                        # The folders' names are short: a word in a library may hold one by chance, a text file not.
+                        # The folders' names are short: a big library may hold one by chance, but not a small text file.
                         wanted = needles if path.stat().st_size < 100_000 else needles[:1]
                         found += [f"{path}: {needle!r}" for needle in wanted if content.find(needle) >= 0]
     assert found == []

@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused(image_sif: Sif, host: Path, tmp_path: Path
     folder = Path(f"{host}{nodes.FOLDER}")
     script = tmp_path / "script"
     script.write_text("GLIBC_9.99 { global: of_the_future; };\n")
-    # A C library of the future, against which the plugin is linked: the host has it, and it never goes in.
+    # A C library with a version that no image has. Only the plugin is linked against it: it is never taken from a host.
     libc = nodes.library(
         tmp_path / "libc.so.6",
         "int of_the_future(void) { return 1; }",
@@ -101,7 +101,7 @@ def site(host: Path, tmp_path: Path) -> Path:
 
 
 def test_binds_for_apptainer(image_sif: Sif, site: Path) -> None:
-    """This machine's own root is mounted, and later only single files of it."""
+    """The options are made with this machine's root mounted; with them, only single files of it are mounted."""
     ask = image_sif.argv(
         *("muster", "fabric", "binds", "--format=apptainer", "--fabric=slingshot", f"--site={site}/site.toml"),
         options=["--bind", "/:/host:ro", "--bind", site],
@@ -134,7 +134,7 @@ def test_binds_for_podman(podman: Podman, image: str, site: Path) -> None:
 
 @pytest.mark.long
 def test_a_plugin_that_links_the_cuda_runtime(image_sif: Sif, host: Path, tmp_path: Path) -> None:
-    """As aws-ofi-nccl does: of the version that the image has, and with its copy."""
+    """As aws-ofi-nccl does: it needs the version that the image has, and gets the image's copy."""
     asked = image_sif.run("sh", "-c", "find /opt/muster/venv -name 'libcudart.so.*' -printf '%f\\n'")
     folder = Path(f"{host}{nodes.FOLDER}")
     cudart = nodes.library(tmp_path / asked.stdout.split()[0])

@@ -1,4 +1,4 @@
-"""The kept job scripts, as users submit them: over two hosts with the SIF, to the weights of one process."""
+"""The job scripts in jobs/, as users submit them: on two hosts with the SIF, with the weights of one process."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ FABRIC = "fabric: slingshot: libnccl-net.so, libfabric.so.1, libcxi.so.1 from th
 
 
 def job_env(sif: Sif, folder: Path) -> Mapping[str, str]:
-    """The variables of a login at which Apptainer is on PATH, and that know the image."""
+    """The variables of a login with Apptainer on PATH, and with the image's path."""
     programs = folder / "bin"
     programs.mkdir()
     (programs / "apptainer").symlink_to(sif.apptainer)
@@ -49,7 +49,7 @@ def test_slurm_with_a_library_of_the_hosts_network(
     assert "2 nodes x 2 = 4 ranks" in job.output
     assert job.output.count(FABRIC) == 1, job.output
     assert_world_of_four(slurm2.shared / "runs" / f"muster-{job.id}", four_ranks, HOSTS)
-    # Proved on each host before the ranks start.
+    # Each host has loaded the plugin before the ranks started, as a check.
     names = nodes.loaded(loaded)
     assert set(names) == {"libcxi.so.1.5.0", "libfabric.so.1.25.0", "libnccl-net.so"}
     assert names.count("libnccl-net.so") >= len(HOSTS)

@@ -1,6 +1,6 @@
-"""What README shows of the image and of Slurm, typed as it stands there.
+"""README's commands for the image and for Slurm, typed as they stand there.
 
-`docker` is podman here, whose options are docker's; both it and Apptainer are on PATH, as are the files of a clone.
+`docker` is podman here, which has docker's options. It and Apptainer are on PATH; the files of a clone are at hand.
 """
 
 import re
@@ -33,9 +33,9 @@ def test_with_docker(image: str, build_env: dict[str, str], tmp_path: Path) -> N
     programs = tmp_path / "programs"
     programs.mkdir()
     program(programs, "docker", "/usr/bin/podman")
-    # The base is there: a registry is not asked, and the layers are those of the image of the other tests.
+    # The base image exists already, so no registry is asked, and the layers of the other tests' image are used.
     env = {**build_env, "PATH": f"{programs}:{build_env['PATH']}"}
-    # The user's make is not started by another one, as these tests may be.
+    # A user's make is not started by another make, as these tests may be.
     env = {name: value for name, value in env.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
 
     def execute(script: Path, folder: Path) -> str:

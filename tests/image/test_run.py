@@ -44,7 +44,7 @@ def test_every_command_has_help(podman: Podman, image: str) -> None:
     ids=["read-only, nobody, no network", "OpenShift"],
 )
 def test_trains(podman: Podman, image: str, options: list[str]) -> None:
-    """As root it does so in test_readme.py."""
+    """test_readme.py does it as root."""
     assert_trained(podman.run(image, *TRAIN, options=options))
 
 
@@ -52,13 +52,13 @@ ANYONE = ["--read-only", "--user=65534", "--network=none"]
 
 
 def test_compiles_as_anyone(podman: Podman, image: str) -> None:
-    """By the image's compiler, and its Python's headers."""
+    """With the image's compiler, and the headers of its Python."""
     code = "import torch; print(torch.compile(lambda x: (x.sin() + x.cos()).sum())(torch.zeros(8)).item())"
     done = podman.run(image, "python", "-c", code, options=ANYONE)
     assert done.stdout == "8.0\n", done.stderr
 
 
-@pytest.mark.long  # minutes of the compiler
+@pytest.mark.long  # the compiler takes minutes
 def test_trains_compiled_as_anyone(podman: Podman, image: str) -> None:
     small = ["--model=gpt-tiny", "--data=synthetic", "--seq-len=32", "--num-samples=64", "--batch-size=2"]
     words = ["train", "single", *small, "--epochs=1", "--max-steps=2", "--compile=default", "--name=try"]
@@ -115,7 +115,7 @@ def test_a_script_beside_the_users_own_train_py(podman: Podman, image: str, tmp_
     ],
 )
 def test_a_signal_reaches_the_trainer(podman: Podman, image: str, strategy: str, entrypoint: bool) -> None:
-    """`docker stop` ends it at once, not by the KILL after ten seconds; process 1 is no shell."""
+    """`docker stop` ends it at once, without the KILL after ten seconds; process 1 is no shell."""
     words = ["train", strategy, "--data=synthetic", "--image-size=32", "--epochs=100000"]
     if not entrypoint:
         # As Kubernetes starts `command: [train, ...]`.

@@ -34,7 +34,7 @@ def test_trains(image_sif: Sif, verb: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs/try/summary.json").read_text())["world_size"] == 2
 
 
-@pytest.mark.long  # it did when the SIF was built
+@pytest.mark.long  # building the SIF has run it
 def test_the_images_own_test_passes(image_sif: Sif) -> None:
     done = image_sif.run(verb="test")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -63,14 +63,14 @@ def test_exit_codes_pass_through(image_sif: Sif) -> None:
 
 @pytest.mark.parametrize("option", [pytest.param("--cleanenv", marks=pytest.mark.long), "--containall"])
 def test_trains_outside_of_a_job_without_the_hosts_environment(image_sif: Sif, tmp_path: Path, option: str) -> None:
-    """Nothing is lost by these options there."""
+    """Outside of a job these options lose nothing."""
     done = image_sif.run(*TRAIN, options=[option, "--bind", tmp_path, "--pwd", tmp_path], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/try/summary.json").exists()
 
 
 def test_trains_as_nobody(image_sif: Sif, somebody: Path) -> None:
-    """Where the system lets a user mount no SIF, Apptainer unpacks it: most of this test's time."""
+    """If the system does not let a user mount a SIF, Apptainer unpacks it, which takes most of this test's time."""
     argv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
     done = subprocess.run(
         [*argv, *image_sif.argv(*TRAIN, options=["--bind", somebody, "--pwd", somebody])],
@@ -85,7 +85,7 @@ def test_trains_as_nobody(image_sif: Sif, somebody: Path) -> None:
 
 
 def test_the_hosts_python_does_not_leak_in(image_sif: Sif, tmp_path: Path) -> None:
-    """Apptainer passes the host's environment, a module system's PYTHONHOME too, and shows it ~/.local."""
+    """Apptainer passes the host's environment to a container, a module system's PYTHONHOME too, and mounts ~/.local."""
     packages = tmp_path / ".local/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     (packages / "torch.py").write_text("raise SystemExit('the wrong torch')")
@@ -97,7 +97,7 @@ def test_the_hosts_python_does_not_leak_in(image_sif: Sif, tmp_path: Path) -> No
 
 
 class Node:
-    """A host with a driver's stand-in, as `--nv` finds the real one: by the loader's cache."""
+    """A host with a stand-in for the driver, which `--nv` finds as it does the real one: by the loader's cache."""
 
     def __init__(self, sif: Sif, folder: Path, cuda: int) -> None:
         self.sif, self.folder = sif, folder
@@ -111,7 +111,7 @@ class Node:
         (folder / "show.py").write_text(SHOW)
 
     def run(self, *words: object, options: tuple[object, ...] = ()) -> subprocess.CompletedProcess[str]:
-        """The ended `apptainer exec --nv OPTIONS SIF WORDS...` on this host."""
+        """Runs `apptainer exec --nv OPTIONS SIF WORDS...` on this host to its end."""
         command = shlex.join(self.sif.argv(*words, options=["--nv", *options]))
         script = f"mount --make-rprivate / && mount --bind {shlex.quote(str(self.folder / 'cache'))} /etc/ld.so.cache"
         return subprocess.run(
