@@ -142,7 +142,7 @@ PLANTED = {
 }
 
 
-def test_what_is_wrong_on_a_node_is_named_with_the_node(spoilt: SlurmCluster) -> None:
+def test_each_fault_is_reported_with_its_node(spoilt: SlurmCluster) -> None:
     code, told = doctor(spoilt, f"--checkpoint-dir={spoilt.shared / 'full' / 'runs'}")
     faults = {(each["host"], each["about"]): each["seen"] for each in told["findings"] if each["level"] == "failed"}
     assert faults.keys() == PLANTED.keys(), told

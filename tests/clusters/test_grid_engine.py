@@ -111,7 +111,7 @@ def test_gpus_are_counted(grid_engine2: GridEngineCluster) -> None:
 LISTEN = "trap 'echo warned' USR2; trap 'echo TERM' TERM; echo up; while :; do sleep 0.1; done 2> /dev/null"
 
 
-def test_a_deleted_job_hears_nothing(grid_engine2: GridEngineCluster) -> None:
+def test_a_deleted_job_is_killed_without_a_warning(grid_engine2: GridEngineCluster) -> None:
     job = grid_engine2.submit(LISTEN).wait_for_state("r")
     wait_for("its first line", lambda: job.output, timeout_s=20)
     job.cancel()
@@ -119,7 +119,7 @@ def test_a_deleted_job_hears_nothing(grid_engine2: GridEngineCluster) -> None:
     assert (job.accounts[0].failed, job.exit_code) == (100, 128 + signal.SIGKILL)
 
 
-def test_with_notify_a_deleted_job_hears_usr2_and_then_is_killed(grid_engine2: GridEngineCluster) -> None:
+def test_with_notify_a_deleted_job_gets_usr2_before_it_is_killed(grid_engine2: GridEngineCluster) -> None:
     job = grid_engine2.submit(LISTEN, "-notify").wait_for_state("r")
     wait_for("its first line", lambda: job.output, timeout_s=20)
     job.cancel()

@@ -105,7 +105,7 @@ def test_run_and_shared_memory_are_each_hosts_own_and_files_are_shared(hosts: Ho
     ]
 
 
-def test_debians_own_name_is_loopback_but_other_names_are_not(tmp_path: Path) -> None:
+def test_a_hosts_own_name_can_be_loopback_but_not_other_names(tmp_path: Path) -> None:
     code = "import socket; print(*[socket.gethostbyname(name) for name in ('alpha', 'beta')])"
     with Hosts(["alpha", "beta"], tmp_path, own_name_is_loopback=True) as hosts:
         assert _python(hosts, "alpha", code).stdout == "127.0.1.1 10.77.0.2\n"

@@ -80,7 +80,7 @@ def ended(job: Job) -> tuple[str, int, int]:
     return job.state, job.exit_code, job.restarts
 
 
-def test_slurm_tells_a_warned_job_from_a_cancelled_one(slurm2: SlurmCluster, stand_in: Mapping[str, str]) -> None:
+def test_slurm_requeues_a_warned_job_but_not_a_cancelled_one(slurm2: SlurmCluster, stand_in: Mapping[str, str]) -> None:
     """Both programs end with 75: they can't know why they were told to end."""
     env = {**stand_in, "WARNED": "1"}
     warned = slurm2.submit(script("slurm", "bash", "-c", WAITS), env=env)
@@ -96,7 +96,7 @@ def test_slurm_tells_a_warned_job_from_a_cancelled_one(slurm2: SlurmCluster, sta
     slurm2.idle()
 
 
-def test_grid_engine_is_given_the_script_anew(grid_engine2: GridEngineCluster, stand_in: Mapping[str, str]) -> None:
+def test_grid_engine_gets_the_script_again(grid_engine2: GridEngineCluster, stand_in: Mapping[str, str]) -> None:
     """Its own requeue, by exit code 99, keeps a job of several hosts waiting for a clean-up that never comes."""
 
     def run(name: str, *codes: int, **more: str) -> list[int]:

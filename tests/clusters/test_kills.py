@@ -167,5 +167,5 @@ def told(
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_what_is_disturbed_ends_and_goes_on_to_the_same_bits(story: str, told: Mapping[str, "Future[None]"]) -> None:
+def test_a_disturbed_training_ends_and_resumes_to_the_same_bits(story: str, told: Mapping[str, "Future[None]"]) -> None:
     told[story].result()

@@ -107,7 +107,7 @@ def test_three_nodes(slurm3: SlurmCluster) -> None:
         (["n1-ib", "n2-ib"], "n1-ib,n2-ib"),
     ],
 )
-def test_ugly_names(slurm_cluster: Callable[..., SlurmCluster], nodes: list[str], compressed: str) -> None:
+def test_irregular_host_names(slurm_cluster: Callable[..., SlurmCluster], nodes: list[str], compressed: str) -> None:
     cluster = slurm_cluster(nodes)
     size = f"-N{len(nodes)}"
     assert {line.split("=")[1] for line in _seen(cluster, "SLURM_STEP_NODELIST", size)} == {compressed}

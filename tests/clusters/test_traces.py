@@ -42,7 +42,7 @@ def test_slurm(slurm2: SlurmCluster) -> None:
     refused(batch.output, "slurm", "slurmstepd")
 
 
-def test_slurm_where_one_node_is_meant(slurm2: SlurmCluster) -> None:
+def test_slurm_with_one_node_by_option(slurm2: SlurmCluster) -> None:
     done = slurm2.srun("-N1", "-n1", *DRY, "--nnodes=1")
     assert done.returncode == 0, done.stderr
     assert "-m muster.train ddp" in done.stdout

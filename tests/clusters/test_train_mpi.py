@@ -91,7 +91,7 @@ def test_a_given_address_needs_no_shared_folder(mpi_hosts: MpiHosts, launch: Lau
 HIDDEN = ["unshare", "--pid", "--fork", "--mount-proc"]
 
 
-def test_what_an_earlier_launch_left_is_not_believed(mpi_hosts: MpiHosts) -> None:
+def test_files_of_an_earlier_launch_are_not_used(mpi_hosts: MpiHosts) -> None:
     """Another server now listens on the port in the old file."""
     stale = mpi_hosts.shared / ".muster-local.0.0-4"
     stale.mkdir(0o700)
@@ -136,7 +136,7 @@ def test_two_launches_that_cannot_be_told_apart_are_never_mixed(mpi_hosts: MpiHo
         pytest.param(hydra, [], {"node01": 1, "node02": 3}, id="hydra-uneven"),
     ],
 )
-def test_what_is_no_world_ends_everywhere(
+def test_unsupported_layouts_of_ranks_are_refused_everywhere(
     mpi_hosts: MpiHosts, launch: Launch, options: list[str], ranks: dict[str, int] | None
 ) -> None:
     done = launch(mpi_hosts, [TRAIN, "ddp", *STEPS], *options, ranks=ranks, check=False, timeout=400)

@@ -66,7 +66,7 @@ UGLY = [
 
 
 @pytest.mark.parametrize("names", UGLY, ids=lambda names: names[0])
-def test_names_that_compress_in_ugly_ways(slurm_cluster: Callable[..., SlurmCluster], names: list[str]) -> None:
+def test_irregular_host_names(slurm_cluster: Callable[..., SlurmCluster], names: list[str]) -> None:
     cluster = slurm_cluster(names)
     tasks = detected(cluster, f"-N{len(names)}", "--ntasks-per-node=1")
     assert len(tasks) == len(names)
@@ -127,7 +127,7 @@ def test_own_names_that_resolve_to_loopback(slurm_cluster: Callable[..., SlurmCl
         assert said(done.stdout) == FOUR
 
 
-def test_what_the_user_set_is_kept(slurm2: SlurmCluster) -> None:
+def test_the_users_variables_are_kept(slurm2: SlurmCluster) -> None:
     script = f"export GLOO_SOCKET_IFNAME=ib0 OMP_NUM_THREADS=3; exec {shlex.quote(MUSTER)} detect --json"
     done = slurm2.srun("-N2", "-n2", "--ntasks-per-node=1", "sh", "-c", script)
     assert done.returncode == 0, done.stderr

@@ -68,7 +68,7 @@ def test_find_shows_what_there_is(run: Run, slingshot: Path) -> None:
     assert found["devices"] == [{"name": "cxi0", "kind": "slingshot", "path": "/dev/cxi0", "state": ""}]
 
 
-def test_names_of_the_host_give_a_terminal_no_orders(run: Run, tmp_path: Path) -> None:
+def test_control_characters_in_names_of_the_host_are_escaped(run: Run, tmp_path: Path) -> None:
     name = "mlx5\x1b[31m_0"
     (tmp_path / "host/etc").mkdir(parents=True)
     (tmp_path / f"host/sys/class/infiniband/{name}").mkdir(parents=True)
@@ -261,7 +261,7 @@ def test_a_launch_without_a_host_loads_one_file_of_this_package(tmp_path: Path) 
     assert done.stdout.splitlines()[-1] == "muster.entrypoint.fabric.launch", done.stderr
 
 
-def test_only_rank_0_tells_it(run: Run, tmp_path: Path) -> None:
+def test_only_rank_0_prints_the_fabric(run: Run, tmp_path: Path) -> None:
     words = ["--framework=jax", "--nnodes=2", "--master-addr=localhost"]
     for rank, told in ((0, 1), (1, 0)):
         done = run("muster", "run", *words, f"--node-rank={rank}", "true")

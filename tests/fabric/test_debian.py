@@ -127,7 +127,7 @@ def test_verbs_come_as_a_set_with_their_providers_and_open(
     assert said == ""
 
 
-def test_verbs_of_the_image_stay_where_they_do(bookworm: Path, trixie: Path) -> None:
+def test_the_images_verbs_stay_where_they_suffice(bookworm: Path, trixie: Path) -> None:
     plan = planned(bookworm, trixie, fabric(net="IB", roots=("libibverbs.so.1",), sets=(VERBS,)))
     assert (plan.injected, plan.refusals) == ((), ())
     plan = planned(trixie, bookworm, fabric(net="IB", roots=("libibverbs.so.1",), sets=(VERBS,)))

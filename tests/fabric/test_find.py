@@ -69,7 +69,7 @@ def test_a_fabric_that_is_down_is_none(host: Tree) -> None:
     assert found(host, "infiniband").fabric == "infiniband"
 
 
-def test_efa_is_no_infiniband_and_the_other_way_round(host: Tree) -> None:
+def test_efa_is_not_taken_for_infiniband(host: Tree) -> None:
     host.verbs("rdmap0s6", "Unspecified", "4: ACTIVE", vendor="0x1d0f")
     finding = found(host)
     assert (finding.fabric, finding.devices[0].kind) == ("efa", "efa")
@@ -85,7 +85,7 @@ def test_efa_is_no_infiniband_and_the_other_way_round(host: Tree) -> None:
         ("usnic_0", "Unspecified", "5: usNIC", "unknown"),
     ],
 )
-def test_what_is_none_of_them_is_none_of_them(host: Tree, name: str, layer: str, node_type: str, kind: str) -> None:
+def test_other_rdma_devices_are_no_fabric(host: Tree, name: str, layer: str, node_type: str, kind: str) -> None:
     host.verbs(name, layer, "4: ACTIVE", node_type=node_type)
     finding = found(host)
     assert (finding.devices[0].kind, finding.fabric) == (kind, "tcp")
@@ -131,7 +131,7 @@ def test_interfaces_without_the_loopback(host: Tree) -> None:
     assert found(host).interfaces == ("eth0", "hsn0")
 
 
-def test_a_fabric_that_there_is_not_names_those_that_there_are(host: Tree) -> None:
+def test_an_unknown_fabric_is_refused_with_the_known_ones(host: Tree) -> None:
     with pytest.raises(MusterError) as refused:
         found(host, "infinband")
     assert refused.value.fix == "--fabric off|auto|tcp|infiniband|efa|slingshot"
@@ -143,7 +143,7 @@ def test_this_machine_itself_is_a_host() -> None:
     assert set(finding.interfaces) == expected
 
 
-def test_a_port_that_does_not_tell_its_kind_is_of_no_kind(host: Tree) -> None:
+def test_a_port_without_a_link_layer_has_no_kind(host: Tree) -> None:
     host.verbs("mlx5_0", "InfiniBand", "4: ACTIVE")
     host.at("/sys/class/infiniband/mlx5_0/ports/1/link_layer").unlink()
     assert (found(host).devices[0].kind, found(host).fabric) == ("unknown", "tcp")

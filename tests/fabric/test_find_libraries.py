@@ -22,7 +22,7 @@ def library(host: Tree, path: str) -> Library | None:
     return find.read_library(HostRoot(host.root), path)
 
 
-def test_what_a_library_says(host: Tree) -> None:
+def test_the_names_and_needs_of_a_library_are_read(host: Tree) -> None:
     path = "/opt/fab/libfab.so.1.2"
     needs = {"libnl.so.3": ["NL_3", "NL_4"], "libplain.so": []}
     host.library(path, "libfab.so.1", ["FAB_1.0", "FAB_1.1"], needs, ["-rpath", "$ORIGIN/../lib:/opt/x"])
@@ -47,7 +47,7 @@ def test_a_soname_that_is_no_name_is_not_taken(host: Tree, soname: str) -> None:
     assert read.soname == "libgood.so"
 
 
-def test_what_is_no_library_is_none(host: Tree) -> None:
+def test_files_that_are_no_libraries_give_none(host: Tree) -> None:
     files = {
         "/script.so": "/* GNU ld script */\nINPUT ( /usr/lib64/libfab.so.1 AS_NEEDED ( -lnl ) )\n",
         "/empty.so": "",
@@ -71,7 +71,7 @@ def plugin_bytes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tree, bytes]
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
-def test_damaged_bytes_are_no_library_or_another(plugin_bytes: tuple[Tree, bytes], data: st.DataObject) -> None:
+def test_damaged_libraries_are_read_without_an_error(plugin_bytes: tuple[Tree, bytes], data: st.DataObject) -> None:
     host, valid = plugin_bytes
     damaged = bytearray(valid)
     for _ in range(data.draw(st.integers(0, 4))):
@@ -90,7 +90,7 @@ def test_a_plugin_tells_its_name_and_versions(host: Tree) -> None:
     assert find.net_plugin(host.library("/c.so")) == NetPlugin(None, ())
 
 
-def test_the_installed_nccl_opens_those_that_are_taken_for_granted() -> None:
+def test_the_installed_nccl_opens_the_assumed_plugin_versions() -> None:
     path = Path(sysconfig.get_path("platlib"), "nvidia/nccl/lib/libnccl.so.2")
     if not path.exists():
         pytest.skip("needs a torch with NCCL")

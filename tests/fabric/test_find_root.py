@@ -50,7 +50,7 @@ def test_a_folder_that_is_a_link_out_of_the_root_is_none(host: Tree, root: HostR
     assert root.glob("/folder/*") == []
 
 
-def test_what_leads_nowhere_is_none(host: Tree, root: HostRoot) -> None:
+def test_paths_that_lead_nowhere_give_nothing(host: Tree, root: HostRoot) -> None:
     host.link("/circle", "circle")
     host.link("/one", "two")
     host.link("/two", "one")

@@ -77,7 +77,7 @@ def test_more_than_three_are_counted(tmp_path: Path, env: dict[str, str]) -> Non
 
 
 @pytest.mark.parametrize("need", [ONE, ON_CPU], ids=["one node", "no GPUs"])
-def test_nccl_is_not_held_to_it_where_it_does_not_cross(
+def test_nccl_net_is_not_set_where_nccl_does_not_cross_nodes(
     tmp_path: Path, env: dict[str, str], slingshot: Path, need: Need
 ) -> None:
     found = launch.for_need(need, env, mounts=mounts(tmp_path, slingshot))
@@ -135,7 +135,7 @@ def broken(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("need", [SEVERAL, NAMED], ids=["several nodes", "named"])
 @pytest.mark.parametrize(("kind", "seen"), [("unfit", "CXI_9"), ("broken", "nobody_has_this")])
-def test_what_does_not_fit_is_refused_where_it_matters(
+def test_an_unfit_plugin_is_refused_on_several_nodes_or_if_named(
     request: pytest.FixtureRequest, tmp_path: Path, env: dict[str, str], need: Need, kind: str, seen: str
 ) -> None:
     root: Path = request.getfixturevalue(kind)
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_refused_where_it_matters(
 
 @pytest.mark.parametrize("need", [ONE, ON_CPU], ids=["one node", "no GPUs"])
 @pytest.mark.parametrize("kind", ["unfit", "broken"])
-def test_and_is_a_note_elsewhere(
+def test_an_unfit_plugin_is_a_note_on_one_node_or_without_gpus(
     request: pytest.FixtureRequest, tmp_path: Path, env: dict[str, str], need: Need, kind: str
 ) -> None:
     found = launch.for_need(need, env, mounts=mounts(tmp_path, request.getfixturevalue(kind)))
@@ -178,7 +178,7 @@ def test_slingshot_without_its_libraries_is_refused(tmp_path: Path, env: dict[st
 
 
 @pytest.mark.parametrize("layer", ["InfiniBand", "Ethernet"])
-def test_the_images_own_verbs_are_held_to(tmp_path: Path, env: dict[str, str], layer: str) -> None:
+def test_nccl_net_is_set_for_the_images_own_verbs(tmp_path: Path, env: dict[str, str], layer: str) -> None:
     verbs(tmp_path / "own", layer=layer)
     found = launch.for_need(SEVERAL, with_verbs(tmp_path, env), mounts=mounts(tmp_path))
     assert found.variables == {"NCCL_NET": "IB", FOUND: "infiniband"}
@@ -246,7 +246,7 @@ def test_a_fabric_that_does_not_exist_names_those_that_do(tmp_path: Path, env: d
     assert "slingshot" in refused.value.fix
 
 
-def test_what_binds_put_there_is_used_without_a_host(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
+def test_bound_libraries_are_used_without_a_host(tmp_path: Path, env: dict[str, str], slingshot: Path) -> None:
     (tmp_path / "bound").mkdir()
     for name in ("libnccl-net.so", "libfabric.so.1", "libcxi.so.1"):
         (tmp_path / "bound" / name).symlink_to(f"{slingshot}{nodes.FOLDER}/{name}")

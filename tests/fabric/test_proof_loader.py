@@ -28,7 +28,7 @@ def test_an_rpath_holds_for_what_is_needed_below(host: Tree, image: Tree, of_mid
 @pytest.mark.parametrize(
     ("tags", "of_middle"), [("enable", ()), ("disable", ("--enable-new-dtags", "-rpath", "/opt/none"))]
 )
-def test_a_runpath_does_not_and_hides_those_above(
+def test_a_runpath_does_not_hold_below_and_hides_rpaths_above(
     host: Tree, image: Tree, tags: str, of_middle: tuple[str, ...]
 ) -> None:
     chain(host, tags, *of_middle)

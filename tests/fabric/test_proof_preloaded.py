@@ -55,7 +55,7 @@ def test_it_is_proved_with_what_torch_has_loaded(tmp_path: Path, host: Path, mon
     assert sorted(loaded[1:]) == ["libcxi.so.1.5.0", "libfabric.so.1.25.0", "libnccl-net.so"]
 
 
-def test_what_torch_does_not_load_is_missed(tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_not_loaded_by_torch_is_missing(tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MusterError, match="neither the host nor the image") as refused:
         proved(tmp_path, host, torch(tmp_path), monkeypatch)
     assert f"{NAME}, needed by {nodes.FOLDER}/libnccl-net.so" in refused.value.seen
@@ -67,7 +67,7 @@ def test_what_the_host_has_of_it_is_taken(tmp_path: Path, host: Path, monkeypatc
     assert NAME in proved(tmp_path, host, torch(tmp_path), monkeypatch)
 
 
-def test_one_that_does_not_open_is_told_by_the_library_that_needs_it(tmp_path: Path) -> None:
+def test_a_preload_that_does_not_open_is_no_error(tmp_path: Path) -> None:
     nodes.library(tmp_path / "libalone.so")
     env = {**os.environ, "LD_PRELOAD": "/nonexistent/libcudart.so.77"}
     proof.prove(tmp_path, ["libalone.so"], Image(env, tmp_path / "none"))

@@ -197,7 +197,7 @@ def test_a_plugin_of_versions_that_nccl_does_not_open(
     assert ", ".join(f"ncclNetPlugin_v{version}" for version in versions) in why.wrong
 
 
-def test_a_plugin_that_is_none(host: Tree, image: Tree) -> None:
+def test_a_library_that_is_no_nccl_plugin(host: Tree, image: Tree) -> None:
     host.library(f"{LIB}/{PLUGIN}")
     assert "no ncclNetPlugin_vN" in refusal(host, image).wrong
 

@@ -18,7 +18,7 @@ PLUGIN = "libnccl-net.so"
         {"host_wins": ("libf.so.1", "libstdc++.so.6")},
     ],
 )
-def test_not_by_a_set_or_a_path(host: Tree, image: Tree, words: dict[str, object]) -> None:
+def test_sets_roots_and_host_wins_inject_no_such_library(host: Tree, image: Tree, words: dict[str, object]) -> None:
     host.library(f"{LIB}/libf.so.1", "libf.so.1", needs={"libstdc++.so.6": []})
     for tree in (host, image):
         tree.library(f"{LIB}/libstdc++.so.6", "libstdc++.so.6")

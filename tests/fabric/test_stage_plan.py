@@ -215,7 +215,7 @@ def test_variables_and_net_hold_under_their_conditions(host: Tree, image: Tree) 
     assert planned(host, image, profile, nodes=1).variables == {"ALWAYS": "$(id) 'x'"}
 
 
-def test_a_name_that_only_nccl_is_told_is_noted(host: Tree, image: Tree) -> None:
+def test_a_plugin_whose_name_can_not_be_read_is_noted(host: Tree, image: Tree) -> None:
     source = """
 .bss
 .globl ncclNetPlugin_v8

@@ -122,7 +122,7 @@ def test_docker_does_without_folders(tmp_path: Path) -> None:
     assert "--volume" not in machine.words()
 
 
-def test_apts_way_to_a_mirror_is_taken_and_nothing_else(machine: Machine) -> None:
+def test_only_apts_settings_for_mirrors_are_passed(machine: Machine) -> None:
     assert machine.run().returncode == 0
     assert machine.secret("apt.conf") == [
         'Acquire::http::Proxy "http://proxy:3142";',

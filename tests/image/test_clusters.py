@@ -87,7 +87,7 @@ def test_containall_hides_all_but_the_control_group(image_sif: Sif, control_grou
 
 
 @pytest.mark.parametrize("option", ["--cleanenv", "--containall"])
-def test_what_muster_prints_gets_a_job_through_such_an_option(
+def test_the_printed_options_pass_a_job_in_spite_of_such_an_option(
     slurm2: SlurmCluster, image_sif: Sif, option: str
 ) -> None:
     """The host has no muster: the image prints the options for itself."""

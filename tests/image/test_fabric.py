@@ -56,7 +56,7 @@ def test_the_trainer_takes_the_hosts_libraries(image_sif: Sif, host: Path, tmp_p
 
 
 @pytest.mark.long
-def test_and_under_podman(podman: Podman, image: str, host: Path, tmp_path: Path) -> None:
+def test_the_trainer_uses_host_libraries_under_podman(podman: Podman, image: str, host: Path, tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     options = [f"--volume={host}:/host:ro", f"--volume={tmp_path / 'log'}:/log", "--env=LOADED=/log/loaded"]
     done = podman.run(image, "train", "ddp", *TRAIN, options=[*options, "--read-only"])
@@ -65,7 +65,7 @@ def test_and_under_podman(podman: Podman, image: str, host: Path, tmp_path: Path
     assert sorted(nodes.loaded(tmp_path / "log/loaded")) == FILES
 
 
-def test_what_does_not_fit_is_refused(image_sif: Sif, host: Path, tmp_path: Path) -> None:
+def test_a_plugin_that_needs_a_newer_c_library_is_refused(image_sif: Sif, host: Path, tmp_path: Path) -> None:
     folder = Path(f"{host}{nodes.FOLDER}")
     script = tmp_path / "script"
     script.write_text("GLIBC_9.99 { global: of_the_future; };\n")
