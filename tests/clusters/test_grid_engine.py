@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 
 # Two tasks on each host of the job, as a job script starts them: each prints its place and its variables.
-# qrsh joins its arguments and gives the line to a shell: what is quoted here is quoted twice.
+# qrsh joins its arguments and gives the line to a shell: so all is quoted twice here.
 TWO_TASKS_A_HOST = """
 rank=0
 while read -r host slots _; do

@@ -112,7 +112,7 @@ def test_irregular_host_names(slurm_cluster: Callable[..., SlurmCluster], nodes:
     size = f"-N{len(nodes)}"
     assert {line.split("=")[1] for line in _seen(cluster, "SLURM_STEP_NODELIST", size)} == {compressed}
     assert cluster.expand(compressed) == nodes
-    # The order of the list is the order of the node ids, and each host is called what Slurm calls it.
+    # The order of the list is the order of the node ids, and each host has the name that Slurm gives it.
     by_id = cluster.srun(size, "sh", "-c", "echo $SLURM_NODEID $(hostname)", check=True).stdout.splitlines()
     assert [line.split()[1] for line in sorted(by_id)] == nodes
 

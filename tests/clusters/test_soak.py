@@ -77,7 +77,7 @@ def wait_and_kill(running: Running, training: Training, chance: random.Random, *
     before = newest_of(training.run)
     if not in_start:
         wait_for("a new checkpoint", lambda: newest_of(training.run) > before or has_ended(running), START_S)
-    time.sleep(moment)  # the moment is what is random here
+    time.sleep(moment)  # the random moment
     if what == "host":
         running.kill_host(host)
     else:

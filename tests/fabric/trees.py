@@ -66,7 +66,7 @@ class TreeImage(Image):
         return Trace(inside, (*words.absent, *outside), lacking)
 
     def has(self, file: Path) -> bool:
-        # The links to what comes from the host lie in a temporary folder.
+        # The links to the host's libraries are in a temporary folder.
         return file.is_relative_to(self.root) or file.parent.name.startswith("muster-fabric-")
 
 

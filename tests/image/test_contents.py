@@ -1,4 +1,4 @@
-"""What is in the image, and what is not."""
+"""The contents of the image, and what it must not contain."""
 
 import hashlib
 import json
