@@ -28,7 +28,7 @@ ELSEWHERE = {
     "make tour": ("tests/test_tour.py", "tour.follow"),
     "make jobs": ("tests/jobs/test_making.py", "make jobs"),
     "train ddp": ("tests/train/test_train.py", '"ddp"'),
-    "muster run": ("tests/docs/test_readme.py", "test_the_commands_for_a_laptop"),
+    "muster run": ("tests/entrypoint/test_cli.py", 'command("muster", "run", '),
     "muster detect --record FILE": ("tests/entrypoint/test_cli.py", '"--record"'),
     "muster site": ("tests/sites/test_commands.py", '"site"'),
     "muster site mysite.toml": ("tests/sites/test_commands.py", '"site", str(path)'),

@@ -74,6 +74,6 @@ def _apt(suite: str, folder: Path, *words: str) -> None:
         answer = subprocess.run(argv, cwd=folder / "archives", capture_output=True, text=True, timeout=240, check=False)
         problem = answer.stderr.strip() if answer.returncode else ""
     except subprocess.TimeoutExpired:
-        problem = "no answer in 120 s"
+        problem = "no answer in 240 s"
     if problem:
         refuse(f"Debian's {suite} can't be fetched: apt-get {' '.join(words)}: {problem[-400:]}")

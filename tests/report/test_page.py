@@ -175,5 +175,7 @@ def test_charts_bear_odd_numbers(make: Make, tmp_path: Path, first: float, secon
     odd = {"shares": {"compute": first, "data": second}}
     one = make("one", {**odd, "images_per_second": abs(first), "world_size": 1}, lines)
     two = make("two", {**odd, "images_per_second": abs(second), "world_size": 2}, lines)
-    for drawing in drawings(report([str(one), str(two)], tmp_path / "out")).values():
+    charts = drawings(report([str(one), str(two)], tmp_path / "out"))
+    assert charts
+    for drawing in charts.values():
         assert not re.search(r'="[^"]*\b(nan|inf)\b', drawing)

@@ -14,6 +14,7 @@ from muster.entrypoint.launch import start
 from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.sites import defaults, profiles, recognise
 from muster.entrypoint.sites.recognise import Recognised
+from muster.entrypoint.sites.schema import Context
 from muster.errors import MusterError
 from tests.entrypoint.conftest import RECORDINGS
 from tests.sites.profile import VALID, written
@@ -137,9 +138,13 @@ def test_a_cache_that_cant_be_written_to_is_left_out(tmp_path: Path, scratch: st
     assert found.variables == {"HF_HOME": str(tmp_path / "to" / "be" / "made" / "hf")}
 
 
-def test_the_gpu_decides_with_the_nodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gpu", "is_set"), [(None, False), ("NVIDIA A100", False), ("NVIDIA GH200 480GB", True)])
+def test_a_variable_that_is_set_for_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str | None, is_set: bool
+) -> None:
+    monkeypatch.setattr(Context, "here", lambda num_nodes, *_: Context(num_nodes, gpu))
     found = site(tmp_path, VALID.replace('{nodes = ">1"}', '{gpu = "GH200"}'))
-    assert given(found, 1).variables == {}
+    assert given(found, 1).variables == ({"NCCL_IB_TIMEOUT": "20"} if is_set else {})
 
 
 def recorded(**variables: str) -> Environment:

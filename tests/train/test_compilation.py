@@ -71,18 +71,16 @@ def test_a_layer_that_is_computed_again_can_be_compiled(recompute):
     torch.testing.assert_close(*gradients)
 
 
-def test_graphs_are_not_recorded_over_micro_batches():
+def test_graphs_are_not_recorded_over_micro_batches(monkeypatch):
     modes = []
 
     def compile_(function, **how):
         modes.append(how["mode"])
         return function
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(torch, "compile", compile_)
     for asked in ({"compile": "default"}, {"compile": "max-autotune"}, {"compile": "max-autotune", "accumulate": 2}):
         compilation.compiled(len, Options(**asked))
-    patch.undo()
     assert modes == [None, "max-autotune", "max-autotune-no-cudagraphs"]
 
 

@@ -66,7 +66,7 @@ def test_each_sample_counts_once(train, summary_of, tmp_path, kind, num_valid, w
     argv = [*IMAGES, f"--num-samples={10 * num_valid}", "--batch-size=2"]
     if kind == "tokens":
         text = tmp_path / "text"
-        text.write_bytes(Path(__file__).read_bytes()[: {13: 2010, 1: 120}[num_valid]])
+        text.write_bytes(Path(__file__).with_name("text.txt").read_bytes()[: {13: 2010, 1: 120}[num_valid]])
         argv = ["--model=gpt-tiny", f"--data=tokens:{text}", "--seq-len=16", "--batch-size=1"]
     argv += ["--no-bf16", "--max-steps=1", "--lr=1e-6", *OPTIONS.get((strategy, world_size), [])]
     train([strategy, *argv, "--name=run", f"--runs-dir={tmp_path}"], world_size, ok=True)

@@ -68,8 +68,9 @@ def test_home_and_name_for_a_user_without_an_entry(temporary: Path, unknown: Non
     folder.make()
 
 
-def test_the_umask_takes_nothing_away_and_gives_nothing(temporary: Path) -> None:
-    before = os.umask(0)
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_a_private_folder_has_the_same_mode_under_every_umask(temporary: Path, umask: int) -> None:
+    before = os.umask(umask)
     try:
         Folder(temporary / "home", "", is_private=True).make()
     finally:

@@ -336,7 +336,7 @@ def test_of_two_that_find_the_same_dead_writer_one_alone_writes(tmp_path, monkey
 
 
 def test_a_run_whose_writer_on_another_host_is_silent_is_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SILENT_S", 0.5)
+    monkeypatch.setattr(checkpoint, "SILENT_S", 1.0)
     theirs = msgspec.structs.replace(checkpoint.Writer.here("theirs"), host="elsewhere")
     (tmp_path / ".writer").write_bytes(msgspec.json.encode(theirs))
     checkpoint.claim(tmp_path, "ours")

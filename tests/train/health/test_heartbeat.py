@@ -239,7 +239,8 @@ def test_without_rank_0_and_its_store_all_end(train, small, tmp_path, deed):
 def test_a_job_that_is_suspended_as_a_whole_goes_on(train, small, tmp_path):
     # Suspended for 9 s, twice as long as a rank may stand still.
     argv = ["ddp", *small, *LIGHT, "--max-steps=12", "--hang-timeout=4", f"--runs-dir={tmp_path / 'runs'}"]
-    fast = "from muster.train.health import heartbeat\nheartbeat.BEAT_S, heartbeat.SILENT_S = 0.3, 4.5\n"
+    fast = "from muster.train import process\nfrom muster.train.health import heartbeat\n"
+    fast += "heartbeat.BEAT_S, process.SILENT_S = 0.3, 4.5\n"
     train(argv, 3, before=planted(tmp_path, 2, "suspend", fast), ok=True)
     assert (tmp_path / "suspended").exists()
 

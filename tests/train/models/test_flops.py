@@ -36,7 +36,7 @@ def test_a_resnet_takes_three_times_its_published_products(name, size, billions)
     assert counted < 3 * 2 * (billions + 0.005) * 1e9
 
 
-def test_a_model_of_two_heads_counts(monkeypatch):
+def test_a_model_of_two_heads_counts():
     assert count_flops(Options(model="googlenet"), 10, 224) > 6 * 1.4e9
 
 

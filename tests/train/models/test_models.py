@@ -63,7 +63,11 @@ def test_weights_follow_the_seed():
         torch.manual_seed(seed)
         return models.build(Options(model="squeezenet1_1"), 4, 64).state_dict()
 
-    assert all(torch.equal(a, b) for a, b in zip(weights(1).values(), weights(1).values(), strict=True))
+    def are_equal(one, other):
+        return all(torch.equal(a, b) for a, b in zip(one.values(), other.values(), strict=True))
+
+    assert are_equal(weights(1), weights(1))
+    assert not are_equal(weights(1), weights(2))
 
 
 @pytest.mark.parametrize("name", ["layer4.0.conv1", "layer4.1.conv1"])

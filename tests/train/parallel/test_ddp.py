@@ -80,10 +80,9 @@ def test_switches_change_nothing_that_is_learnt(train, single, tmp_path, switch)
     differences = apart(single, checkpoint.load_newest(tmp_path / "run")[1])
     if "hook" in switch:
         assert LIMIT < differences[1] < HOOKS["bf16"][2]
-        num_buckets = sum(count > 10_000 for _, count in sent(ended[1])) / 4
-        assert num_buckets >= 2 if "small" in switch else 1 <= num_buckets < 2
+        num_buckets = sum(count > 10_000 for _, count in sent(ended[1])) / 4  # of each of 4 steps
+        assert num_buckets >= 2
     else:
-        print(f"{switch}: {differences}")
         assert max(differences) < LIMIT
 
 
