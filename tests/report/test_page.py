@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from muster.report import runs
 from muster.report.__main__ import report
 from tests.report.conftest import MORE, Make
 
@@ -176,6 +177,6 @@ def test_charts_bear_odd_numbers(make: Make, tmp_path: Path, first: float, secon
     one = make("one", {**odd, "images_per_second": abs(first), "world_size": 1}, lines)
     two = make("two", {**odd, "images_per_second": abs(second), "world_size": 2}, lines)
     charts = drawings(report([str(one), str(two)], tmp_path / "out"))
-    assert charts
+    assert charts or first > runs.LARGEST
     for drawing in charts.values():
         assert not re.search(r'="[^"]*\b(nan|inf)\b', drawing)

@@ -322,17 +322,16 @@ if sys.argv[1] == "all fail":
 MEETS = ["--rdzv-backend=static", "--rdzv-conf=timeout=240", "--master-addr=127.0.0.1"]
 FIXED = [*MEETS, "--nnodes=2", "--max-restarts=0"]
 ELASTIC = ["--nnodes=1:2", "--rdzv-backend=c10d", "--max-restarts=3"]
-TIMES = "join_timeout=240,read_timeout=240,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt="
 
 
 @contextmanager
 def two_nodes(
-    folder: Path, words: str, options: list[str] = FIXED, keep_alive_s: int = 60, **second: str
+    folder: Path, words: str, options: list[str] = FIXED, patience_s: int = 60, **second: str
 ) -> Iterator[list["subprocess.Popen[str]"]]:
     """Starts the agents of two nodes with a worker each; the ranks in `words` work until there is a file `go`.
 
     With the `words` "all fail" both ranks end at once, with code 2. `second`: variables of the second agent.
-    `keep_alive_s`: seconds of silence after which torch counts an elastic node as gone.
+    `patience_s`: seconds for which torch waits for an elastic node that is late, or silent.
     """
     (folder / "script.py").write_text(WORKS)
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
@@ -345,7 +344,8 @@ def two_nodes(
             return [f"--master-port={port}", f"--node-rank={node}"]
         # torch sorts the nodes by their addresses.
         where = [f"--rdzv-endpoint=127.0.0.1:{port}", f"--local-addr=127.0.0.{node + 1}"]
-        return [*where, f"--rdzv-conf=is_host={1 - node},{TIMES}{keep_alive_s}"]
+        waits = f"last_call_timeout={patience_s},keep_alive_interval=1,keep_alive_max_attempt={patience_s}"
+        return [*where, f"--rdzv-conf=is_host={1 - node},join_timeout=240,read_timeout=240,{waits}"]
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     nodes = [
@@ -437,7 +437,7 @@ def test_a_finished_node_ends_in_order_if_the_node_with_the_store_was_killed(tmp
 @pytest.mark.full
 def test_nodes_go_on_without_one_that_is_silent(tmp_path: Path) -> None:
     """Even where no other rank can notice that its rank has ended, as while ranks wait for each other to start."""
-    with two_nodes(tmp_path, "01", ELASTIC, keep_alive_s=4) as nodes:
+    with two_nodes(tmp_path, "01", ELASTIC, patience_s=10) as nodes:
         time.sleep(2)  # until both have received the other's heartbeat
         nodes[1].kill()
         assert nodes[0].stdout is not None
@@ -451,7 +451,7 @@ def test_nodes_go_on_without_one_that_is_silent(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_nodes_go_on_without_one_that_ends_while_they_meet(tmp_path: Path) -> None:
-    with two_nodes(tmp_path, "0", ELASTIC, keep_alive_s=4, DIES_AS_THEY_MEET="1") as nodes:
+    with two_nodes(tmp_path, "0", ELASTIC, patience_s=10, DIES_AS_THEY_MEET="1") as nodes:
         (tmp_path / "go").touch()
         said = nodes[0].communicate(timeout=240)[1]
         assert nodes[0].returncode == 0, said
