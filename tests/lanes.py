@@ -124,14 +124,14 @@ def lanes_of(tier: str) -> list[Lane]:
         lane("cluster faults", marks, *cluster_faults),
         lane("clusters", marks, "tests/clusters", *(f"--ignore={path}" for path in cluster_faults)),
         faults,
+        # Long, but not the first: it writes 30 GB, and while the memory of a virtual machine is full of such files, all
+        # other tests may be slow.
+        lane("image", marks, "tests/image"),
         strategies,
         launcher,
         checks,
         others,
         static,
-        # The longest, but not the first: it writes 30 GB, and while the memory of a virtual machine is full of such
-        # files, all other tests may be slow.
-        lane("image", marks, "tests/image"),
     ]
 
 
