@@ -180,8 +180,9 @@ def _gather(peers: Peers) -> tuple[str, int]:
         peers.path.mkdir(0o700)
     with _opened(peers.path) as folder:
         host = _Host(network.own_address(peers.interface), network.free_port(), secrets.token_hex(16))
-        _remove(folder, "host")
-        _write(folder, "host", host)
+        # Renamed into place: of two launches that do so at the same moment, the one that is overwritten notices it.
+        _write(folder, host.id, host)
+        os.replace(host.id, "host", src_dir_fd=folder, dst_dir_fd=folder)
         try:
             check(_participants(folder, peers, host))
             _publish(folder, host, _Line())

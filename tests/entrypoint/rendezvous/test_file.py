@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -263,6 +264,22 @@ def test_1200_participants_need_few_files_at_once(tmp_path: Path) -> None:
             answer.unlink()
         assert host.communicate(timeout=240)[0] == f"{line['port']}\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_launches_that_begin_at_the_same_moment_both_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Barrier(2, timeout=120)
+    free_port, unlink = network.free_port, os.unlink
+    monkeypatch.setattr(network, "free_port", lambda: (both.wait(), free_port())[1])  # just before each writes its file
+    # A slow file server: what the file was before is gone for both by then.
+    monkeypatch.setattr(os, "unlink", lambda *args, **others: (unlink(*args, **others), time.sleep(0.2)))
+    monkeypatch.setattr(network, "REFUSED_TIMEOUT_S", 0.1)
+    (tmp_path / ".muster-nojob-3").mkdir(mode=0o700)
+    (tmp_path / ".muster-nojob-3" / "host").write_text("left over\n")
+    with ThreadPoolExecutor(2) as pool:
+        came = [pool.submit(meet, peers(tmp_path, 0, timeout_s=120)) for _ in range(2)]
+        assert ["another launch of 3" in str(one.exception()) for one in came] == [True] * 2
 
 
 def test_two_launches_in_one_folder_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
