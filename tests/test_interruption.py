@@ -21,7 +21,7 @@ LINE = "muster: muster try was interrupted: the same command starts it again\n"
 def ran(code: str, *, answer: signal.Handlers = signal.SIG_DFL, **streams: int) -> subprocess.CompletedProcess[str]:
     """Runs a program that starts as our commands do; returns the completed process."""
     return subprocess.run(
-        [sys.executable, "-c", START + code], cwd=ROOT, text=True, timeout=240,
+        [sys.executable, "-c", START + code], cwd=ROOT, text=True, timeout=60,
         preexec_fn=lambda: signal.signal(signal.SIGINT, answer), **(streams or {"capture_output": True}),
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_a_process_that_ignores_sigint_goes_on_ignoring_it() -> None:
 def test_how_a_child_ends_is_known_where_children_were_ignored() -> None:
     code = "import subprocess\nsys.exit(subprocess.call([sys.executable, '-S', '-c', 'raise SystemExit(3)']))\n"
     done = subprocess.run(
-        [sys.executable, "-c", START + code], cwd=ROOT, timeout=240,
+        [sys.executable, "-c", START + code], cwd=ROOT, timeout=60,
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
     )  # fmt: skip
     assert done.returncode == 3

@@ -76,7 +76,7 @@ def test_slurm_requeues_75_and_nothing_else(slurm2: SlurmCluster, stand_in: Mapp
 
 
 def ended(job: Job) -> tuple[str, int, int]:
-    job.wait(400)
+    job.wait(120)
     return job.state, job.exit_code, job.restarts
 
 
@@ -86,7 +86,7 @@ def test_slurm_requeues_a_warned_job_but_not_a_cancelled_one(slurm2: SlurmCluste
     warned = slurm2.submit(script("slurm", "bash", "-c", WAITS), env=env)
     cancelled = slurm2.submit(script("slurm", "bash", "-c", WAITS), env=env)
     for job in (warned, cancelled):
-        wait_for(f"job {job.id} to wait", lambda job=job: "attempt 0 waits" in job.output, 400)
+        wait_for(f"job {job.id} to wait", lambda job=job: "attempt 0 waits" in job.output, 60)
     # As Slurm does for --signal=USR1@300: to the steps, and not to the script.
     warned.cancel("--signal=USR1")
     cancelled.cancel()
@@ -118,9 +118,9 @@ def test_grid_engine_gets_the_script_again(grid_engine2: GridEngineCluster, stan
     deleted = grid_engine2.submit(
         script("grid-engine", "bash", "-c", WAITS), *options("deleted", stand_in), env=stand_in
     )
-    wait_for("the programs to wait", lambda: output("deleted").count("attempt 0 waits") == 2, 400)
+    wait_for("the programs to wait", lambda: output("deleted").count("attempt 0 waits") == 2, 60)
     deleted.cancel()
-    deleted.wait(400)
+    deleted.wait(60)
     grid_engine2.idle(60)
     assert len(list(grid_engine2.shared.glob("deleted.o*"))) == 1, output("deleted")
 

@@ -59,7 +59,7 @@ def outcome(job: Job) -> tuple[str, int, int]:
 
 def held(cluster: SlurmCluster, job: Job, run: Path) -> list[int]:
     """The job's ranks, stopped in mid-training; see `hold`."""
-    job.wait_for_state("RUNNING", timeout=400)
+    job.wait_for_state("RUNNING", timeout=60)
     return hold(cluster, run)
 
 
@@ -70,8 +70,8 @@ def test_a_job_warned_of_its_time_limit_requeues_itself(
     job, run = slurm2.submit(script("limit"), env=env), slurm2.shared / "runs" / "limit"
     workers = held(slurm2, job, run)
     slurm2.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=5", check=True)
-    release(workers, signal.SIGUSR1, timeout_s=400)
-    wait_for("the job to wait in the queue", lambda: job.restarts == 1 and job.state == "PENDING", 400)
+    release(workers, signal.SIGUSR1, timeout_s=90)
+    wait_for("the job to wait in the queue", lambda: job.restarts == 1 and job.state == "PENDING", 90)
     slurm2.run("scontrol", "update", f"JobId={job.id}", "TimeLimit=60", check=True)
     assert outcome(job) == ("COMPLETED", 0, 1), job.output
     assert_nothing_left(slurm2)
@@ -86,7 +86,7 @@ def test_a_cancelled_job_is_over_and_its_training_goes_on_in_a_new_one(
     job = slurm2.submit(text, env=env)
     workers = held(slurm2, job, run)
     job.cancel()
-    release(workers, signal.SIGTERM, timeout_s=400)
+    release(workers, signal.SIGTERM, timeout_s=60)
     assert outcome(job) == ("CANCELLED", 75, 0), job.output
     assert_nothing_left(slurm2)
     again = slurm2.submit(text, env=env)
@@ -102,7 +102,7 @@ def test_a_job_requeued_by_an_operator_goes_on(
     job, run = slurm2.submit(script("requeued"), env=env), slurm2.shared / "runs" / "requeued"
     workers = held(slurm2, job, run)
     slurm2.run("scontrol", "requeue", job.id, check=True)
-    release(workers, signal.SIGTERM, timeout_s=400)
+    release(workers, signal.SIGTERM, timeout_s=60)
     assert outcome(job) == ("COMPLETED", 0, 1), job.output
     assert_nothing_left(slurm2)
     assert_nothing_lost(run, job.output)
@@ -117,8 +117,8 @@ def test_a_job_preempted_by_a_higher_partition_goes_on_after_it(
     urgent = slurm2.submit(
         "echo urgent, and $(ls $RUN/checkpoints)", "--partition=hi", "-N2", "--exclusive", env={"RUN": str(run)}
     )
-    release(workers, signal.SIGTERM, timeout_s=400)
-    urgent.wait(400)
+    release(workers, signal.SIGTERM, timeout_s=60)
+    urgent.wait(200)
     assert outcome(job) == ("COMPLETED", 0, 1), job.output
     assert_nothing_left(slurm2)
     (step,) = STOPPED.findall(job.output)

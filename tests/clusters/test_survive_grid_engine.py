@@ -96,8 +96,8 @@ def test_a_job_deleted_with_notice_goes_on_in_a_new_one(
     job = submit(grid_engine2, text, env)
     workers = hold(grid_engine2, run)
     job.cancel()
-    release(workers, signal.SIGUSR2, timeout_s=400)
-    job.wait(400)
+    release(workers, signal.SIGUSR2, timeout_s=60)
+    job.wait(120)
     # No other job either: the job has not submitted itself again.
     assert_nothing_left(grid_engine2)
     again = submit(grid_engine2, text, env).wait(300)
@@ -113,10 +113,10 @@ def test_a_job_deleted_without_notice_leaves_no_process(
     """KILL reaches only the job's own processes; the ranks are in sessions of their own, and would train for hours."""
     run = grid_engine2.shared / "runs" / "killed"
     job = submit(grid_engine2, script("killed", [*WITH_WORKERS, "--epochs=100000"]).replace(NOTIFY, "\n"), into_files)
-    wait_for("a checkpoint", lambda: checkpoint.saved(run), 400)
+    wait_for("a checkpoint", lambda: checkpoint.saved(run), 200)
     assert len(ranks(grid_engine2)) == 4, "two ranks with a data worker each"
     job.cancel()
-    job.wait(400)
+    job.wait(60)
     assert_nothing_left(grid_engine2)
     newest, state, _ = checkpoint.load_newest(run)
 

@@ -128,8 +128,8 @@ def test_a_training_goes_on_without_a_node_that_has_died(
 
     wait_for("a checkpoint", is_saved, 400)
     cluster.kill("node02")
-    wait_for("the training to end", lambda: (cluster.shared / "runs/elastic/summary.json").exists(), 400)
-    job.wait(400)
+    wait_for("the training to end", lambda: (cluster.shared / "runs/elastic/summary.json").exists(), 300)
+    job.wait(120)
     said = job.output
     assert (job.state, job.exit_code) == ("COMPLETED", 0), said
     assert "muster: goes on with 1 node instead of 2" in said

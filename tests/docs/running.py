@@ -109,7 +109,7 @@ def locally(script: Path, folder: Path, timeout_s: float = DEADLINE_S, env: Mapp
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         # Its processes in other sessions end by themselves after it, and keep the pipe open until then.
-        return process.communicate(timeout=240)[0] + f"\n(ended after {timeout_s:g} s)\n"
+        return process.communicate(timeout=60)[0] + f"\n(ended after {timeout_s:g} s)\n"
 
 
 def environment(folder: Path) -> dict[str, str]:

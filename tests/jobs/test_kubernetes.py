@@ -146,7 +146,7 @@ def test_a_pytorchjobs_pod_waits_for_training_to_end_after_sigterm(tmp_path: Pat
     try:
         wait_for("training to start", (tmp_path / "started").exists, timeout_s=60)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=240) == 203
+        assert process.wait(timeout=60) == 203
     finally:
         process.kill()
     assert (tmp_path / "checkpoint").exists()

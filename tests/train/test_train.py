@@ -106,7 +106,7 @@ def test_what_a_terminal_shows(environment, small, tmp_path):
     except OSError:
         pass  # the other end is closed: the process has ended
     os.close(ours)
-    assert process.wait(240) == 0
+    assert process.wait(120) == 0
     assert b"\x1b[" in shown
     assert b" left\x1b[K\r" in shown
     assert b"images/s" in shown

@@ -89,7 +89,7 @@ def test_a_link_that_drops_large_messages_is_reported(monkeypatch):
             connection, _ = server.accept()
             with connection:
                 connection.sendall(ports.sign("known", connection.recv(16)))
-                ended.wait(240)
+                ended.wait(30)
 
         threading.Thread(target=answer, daemon=True).start()
         assert probe("127.0.0.1", server.getsockname()[1], "known") == STALLED

@@ -298,7 +298,7 @@ def test_ranks_that_do_not_end_by_sigterm_are_told_and_end_by_a_second_one(tmp_p
             started.terminate()
             # torch's own lines, one for each rank that it kills, would hide this line.
             assert [line.partition(" on ")[0] for line in started.stderr] == ["muster: ended by SIGTERM"]
-            assert started.wait(240) == 1
+            assert started.wait(60) == 1
         finally:
             started.kill()
     assert not (NEWER and (tmp_path / "outlived").exists())
@@ -325,9 +325,9 @@ def test_the_output_of_each_rank_has_its_prefix_and_its_file(tmp_path: Path) -> 
 
 
 def is_gone(pid: int) -> bool:
-    """Whether this process ends within 240 seconds; one that does not is killed."""
+    """Whether this process ends within 20 seconds; one that does not is killed."""
     try:
-        psutil.Process(pid).wait(timeout=240)
+        psutil.Process(pid).wait(timeout=20)
     except psutil.NoSuchProcess:
         pass
     except psutil.TimeoutExpired:
@@ -440,7 +440,7 @@ def test_a_terminal_that_is_closed_ends_nothing_under_nohup(tmp_path: Path, nohu
             with suppress(subprocess.TimeoutExpired):
                 agent.wait(0.5)
             (tmp_path / "go").touch()
-            assert agent.wait(240) == (0 if nohup else 1)
+            assert agent.wait(60) == (0 if nohup else 1)
         finally:
             agent.kill()
 
@@ -465,7 +465,7 @@ def test_of_two_signals_the_one_that_ends_the_launch_is_told(
             assert agent.stdout.readline() == "heard\n"
             agent.send_signal(getattr(signal, second))
             (tmp_path / "go").touch()
-            assert agent.wait(240) == code
+            assert agent.wait(60) == code
             assert agent.stderr is not None
             said = agent.stderr.read()
         finally:
@@ -479,7 +479,7 @@ def test_ranks_do_not_start_again_after_a_warning(tmp_path: Path) -> None:
         with started(tmp_path, options=("--max-restarts=2",), **variables) as agent:
             try:
                 agent.send_signal(signal.SIGTERM)
-                assert agent.wait(240) == code
+                assert agent.wait(60) == code
                 assert agent.stderr is not None
                 assert "start again" not in agent.stderr.read()
             finally:
@@ -498,12 +498,12 @@ def test_a_signal_that_comes_while_an_agent_tells_how_it_ended_changes_nothing(t
             assert agent.poll() is None
             time.sleep(0.05)
         children = psutil.Process(agent.pid).children()
-        psutil.wait_procs(children, timeout=240)
+        psutil.wait_procs(children, timeout=30)
         time.sleep(1)
         agent.send_signal(signal.SIGTERM)
         assert agent.stderr is not None
         said = agent.stderr.read()
-        assert agent.wait(240) == 1
+        assert agent.wait(30) == 1
     assert b"Traceback" not in said
     assert b"error: rank 0 on " in said
 
@@ -512,7 +512,7 @@ def test_an_option_of_the_script_is_not_the_node_rank_of_the_launch(tmp_path: Pa
     with started(tmp_path, "--node-rank=1", MUSTER_COMMAND="train ddp", MUSTER_MAX_REQUEUES="3") as agent:
         try:
             agent.send_signal(signal.SIGTERM)
-            _, said = agent.communicate(timeout=240)
+            _, said = agent.communicate(timeout=60)
         finally:
             agent.kill()
     assert "muster: attempt 1 of 4 ends with 75" in said  # which the node of rank 0 alone prints
@@ -524,6 +524,6 @@ def test_an_agent_with_a_closed_stderr_ends_with_its_code(tmp_path: Path) -> Non
         try:
             agent.stderr.close()
             agent.send_signal(signal.SIGTERM)
-            assert agent.wait(240) == 75
+            assert agent.wait(60) == 75
         finally:
             agent.kill()

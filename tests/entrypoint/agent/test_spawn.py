@@ -51,7 +51,7 @@ def test_a_warning_ends_a_training_with_a_checkpoint(tmp_path: Path, name: str) 
             assert time.monotonic() < end, (tmp_path / "said").read_text()
             time.sleep(0.1)
         os.kill(launch.pid, getattr(signal, name))
-        assert launch.wait(240) == 75, (tmp_path / "said").read_text()
+        assert launch.wait(60) == 75, (tmp_path / "said").read_text()
     finally:
         launch.kill()
         launch.wait()

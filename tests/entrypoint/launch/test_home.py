@@ -234,7 +234,7 @@ def test_sigterm_ends_process_1_where_tini_is_there(tmp_path: Path) -> None:
         (first,) = psutil.Process(process.pid).children()
         assert first.name() == "tini"
         first.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=240)
+        _, said = process.communicate(timeout=20)
         assert process.returncode == 128 + signal.SIGTERM, said
         assert "process 1" not in said
     finally:

@@ -100,8 +100,8 @@ def test_an_odd_result_is_no_result(tmp_path: Path, result: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         leave(tmp_path, host_line())
         guest = pool.submit(meet, peers(tmp_path, 1, timeout_s=1.5))  # time in which the odd result is written
-        (answer,) = wait_for("the answer", lambda: list(peers(tmp_path, 1).path.glob("0*.1.*")), 120)
-        wait_for("the whole answer", lambda: answer.read_text().endswith("\n"), 120)
+        (answer,) = wait_for("the answer", lambda: list(peers(tmp_path, 1).path.glob("0*.1.*")), 10)
+        wait_for("the whole answer", lambda: answer.read_text().endswith("\n"), 10)
         assert stat.S_IMODE(answer.stat().st_mode) == 0o600
         with answer.open("a") as file:
             file.write(result)
@@ -225,7 +225,7 @@ def test_nothing_listens_while_the_ranks_meet(tmp_path: Path) -> None:
     """So no stranger's connection can delay them."""
     with ThreadPoolExecutor(1) as pool:
         host = pool.submit(meet, peers(tmp_path, 0, timeout_s=1.5))
-        line = wait_for("the file", lambda: whole_host(tmp_path), 120)
+        line = wait_for("the file", lambda: whole_host(tmp_path), 10)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", line["port"]), timeout=5)
         assert "1 of 3 came within 2 s; number 1, 2 did not" in str(host.exception())
@@ -258,11 +258,11 @@ def test_1200_participants_need_few_files_at_once(tmp_path: Path) -> None:
             said = {"participant": one | {"local_rank": number, "world": "1 nodes x 1200 ranks"}}
             answer.write_text(json.dumps(said) + "\n")
             answer.chmod(0o600)
-        wait_for("the results", lambda: all(answer.read_text().count("\n") == 2 for answer in answers), 120)
+        wait_for("the results", lambda: all(answer.read_text().count("\n") == 2 for answer in answers), 20)
         assert {json.loads(answer.read_text().split("\n")[1])["refusal"] for answer in answers} == {None}
         for answer in answers:
             answer.unlink()
-        assert host.communicate(timeout=240)[0] == f"{line['port']}\n"
+        assert host.communicate(timeout=20)[0] == f"{line['port']}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -372,7 +372,7 @@ def test_a_refusal_waits_for_nobody_for_long(tmp_path: Path, monkeypatch: pytest
 def test_a_host_that_finds_its_file_replaced_ends(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         host = pool.submit(meet, peers(tmp_path, 0))
-        wait_for("its file", lambda: whole_host(tmp_path), 120)
+        wait_for("its file", lambda: whole_host(tmp_path), 10)
         leave(tmp_path, host_line())
         with pytest.raises(MusterError, match="has overwritten"):
             host.result(10)
@@ -394,5 +394,5 @@ def test_a_terminated_participant_leaves_no_file(tmp_path: Path) -> None:
         wait_for("the answer", lambda: list(tmp_path.glob(".muster-*/*.1.*")), 120)
         for process in (guest, host):
             process.terminate()
-            assert process.wait(240) == 128 + signal.SIGTERM
+            assert process.wait(20) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []

@@ -256,7 +256,7 @@ def test_packing_ended_by_sigterm_leaves_nothing(packed, tmp_path):
         while set(os.listdir(tmp_path)) == before and time.monotonic() < end:
             time.sleep(0.02)
         process.terminate()
-        errors = process.communicate(timeout=240)[1]
+        errors = process.communicate(timeout=60)[1]
     assert process.returncode == 1, errors
     assert "SIGTERM" in errors
     assert set(os.listdir(tmp_path)) == before
@@ -576,7 +576,7 @@ FOREIGN = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_an_index_that_does_not_fit_is_not_believed(tmp_path, labels, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)

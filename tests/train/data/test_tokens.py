@@ -264,7 +264,7 @@ def test_a_folder_of_texts(tmp_path):
         ("a.bin", bytes(400), "only zeros"),
     ],
 )
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(60)
 def test_files_that_hold_no_tokens_are_refused(tmp_path, name, content, words):
     path = tmp_path / (name or "none")
     if content is None:

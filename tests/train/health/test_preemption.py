@@ -146,7 +146,7 @@ def disturbed(folder, argv, disturb):
                 assert launch.poll() is None, (folder / "err").read_text()
                 time.sleep(0.05)
             disturb(launch)
-            code = launch.wait(240)
+            code = launch.wait(60)
         finally:
             launch.kill()
             launch.wait()
@@ -190,7 +190,7 @@ def test_a_warning_before_the_ranks_have_started_asks_for_a_requeue(tmp_path):
         assert process.stderr is not None
         assert "waits for" in process.stderr.readline()
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(240) == 75
+        assert process.wait(30) == 75
         assert "SIGUSR1" in process.stderr.read()
     finally:
         process.kill()
@@ -249,7 +249,7 @@ def test_a_data_worker_outlives_a_warning_and_not_the_trainers_order(tmp_path):
             worker.stdin.flush()
             assert worker.stdout.readline() == "alive\n"
         os.kill(worker.pid, signal.SIGTERM)
-        assert worker.wait(240) == 0
+        assert worker.wait(60) == 0
     finally:
         worker.kill()
         worker.communicate()
