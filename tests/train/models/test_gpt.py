@@ -51,6 +51,20 @@ def test_no_token_sees_what_follows_it():
     assert all((before[:, place] - after[:, place]).abs().max() > 1e-5 for place in range(9, 16))
 
 
+@pytest.mark.parametrize("seq_len", [129, 256, 511])
+def test_texts_of_some_hundred_tokens_give_the_same_in_fp32_and_in_double_precision(seq_len):
+    """On CPUs their attention is computed in two parts in fp32, and in one in double precision."""
+    tokens = torch.randint(0, 50, (2, seq_len + 1), generator=torch.Generator().manual_seed(0))
+    found = []
+    for dtype in (torch.float32, torch.double):
+        model = made().to(dtype)
+        outputs = model(tokens[:, :-1])
+        loss_of(outputs, tokens[:, 1:]).backward()
+        found.append([outputs, *(parameter.grad for parameter in model.parameters())])
+    for single, double in zip(*found, strict=True):
+        assert (single - double).norm() < 1e-5 * double.norm()
+
+
 def test_places_are_told_apart():
     outputs = made()(torch.full((1, 16), 7))
     assert torch.allclose(outputs[0, 0], outputs[0, 5], atol=1e-5)  # attention's mean of equal tokens is that token
