@@ -30,9 +30,10 @@ import numpy as np
 with notify_if_slow("loading PyTorch", is_shown=__name__ == "__main__"):
     import torch
 from torch import Tensor
-from torch.multiprocessing.spawn import ProcessExitedException, start_processes
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from muster import config
+from muster.paths import text_of
 from muster.train.checkpoint import manager
 
 HERE = Path(__file__).parent
@@ -143,10 +144,10 @@ def run_ranks(argv: Sequence[str], num_ranks: int, output: Path) -> None:
     try:
         while not ranks.join(grace_period=GRACE_S):
             pass
-    except ProcessExitedException as error:
-        said = [line for rank in range(num_ranks) for line in Path(f"{output}-{rank}").read_text().splitlines()]
-        ended = f"rank {error.error_index} ended with exit code {error.exit_code}"
-        first = next((line for line in said if "rror" in line), ended)
+    except ProcessException as error:
+        said = [line for rank in range(num_ranks) for line in text_of(Path(f"{output}-{rank}")).splitlines()]
+        ended = str(error).rstrip().rpartition("\n")[2]  # how it ended, or the exception that it raised
+        first = next((line for line in said if "rror" in line), f"rank {error.error_index}: {ended}")
         seen = f"{num_ranks} ranks of: train {' '.join(argv)}"
         raise MusterError(f"it failed: {first.strip()}", seen=seen, fix="run it alone", code=ExitCode.FAILED) from error
 

@@ -56,6 +56,13 @@ def test_ranks_that_fail_are_told_of(tmp_path):
     assert "resnet81" in raised.value.wrong
 
 
+@pytest.mark.process
+def test_ranks_that_raise_before_they_train_are_told_of(tmp_path):
+    with pytest.raises(MusterError) as raised:
+        run_ranks(["single"], 1, tmp_path / "missing" / "rank")
+    assert "No such file" in raised.value.wrong
+
+
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4, 8])
 def test_every_case_sees_the_same_parts(num_ranks, steps):
