@@ -220,12 +220,18 @@ def report() -> None:
         os.write(2, (f"\n\x1b[?25h{line}" if os.isatty(2) else line).encode(errors="replace"))
 
 
-def report_for_ranks() -> None:
-    """`report` for the ranks that this process has started: if one has reported a checkpoint, it advises --resume."""
+def advice_of_ranks() -> str:
+    """How to continue the launch of this process: by --resume, if one of its ranks has reported a checkpoint."""
     with suppress(KeyError, OSError):
         folder = os.environ[LaunchVariable.RANK_REPORTS]
         for name in os.listdir(folder):
             with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
                 if RankReport.HAS_CHECKPOINT in file.read().splitlines():
-                    current.advice = GOES_ON
+                    return GOES_ON
+    return current.advice
+
+
+def report_for_ranks() -> None:
+    """`report` for the ranks that this process has started."""
+    current.advice = advice_of_ranks()
     report()

@@ -11,7 +11,8 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from muster.errors import MAX_REQUEUES, RESUME, ExitCode, MusterError, notify, one_line
+from muster import interruption
+from muster.errors import MAX_REQUEUES, ExitCode, MusterError, notify, one_line
 from muster.processes import how_ended
 from muster.variables import LaunchVariable, RankReport
 
@@ -83,7 +84,7 @@ def report(failures: Mapping[int, ProcessFailure], status: "Status") -> int:
         how, fix = f"{how} after another: {status.elsewhere}", "read the output of that rank's node"
     elif is_ours() and first.exitcode == ExitCode.INTERRUPTED:
         how = "was interrupted by SIGINT, which did not reach the launch itself"
-        fix = RESUME if is_training() else "the same command starts it again"
+        fix = interruption.advice_of_ranks()
     elif is_ours() and not is_training() and first.exitcode == -signal.SIGKILL:
         fix = "most often memory: ask the scheduler for more; muster bench takes less with a smaller --max-size"
     elif first.exitcode < 0:
@@ -156,15 +157,15 @@ def not_met(address: str, port: int, num_nodes: str, error: Exception) -> Muster
 
 def lost_nodes(address: str, port: int, error: Exception) -> MusterError:
     """The error for nodes that had met, and then lost each other."""
-    host, fix = socket.gethostname(), "read the output of the other nodes"
+    host, again = socket.gethostname(), interruption.advice_of_ranks()
+    fix = f"read the output of the other nodes; {again}"
     if isinstance(error, RendezvousClosedError):
         wrong = f"{host} did not start its ranks again: another node has ended the launch"
     elif isinstance(error, RendezvousTimeoutError):
         wrong, fix = f"{host} waited for enough nodes to start again, and too few came", f"--nnodes=MIN:MAX, or {fix}"
     else:
         wrong = f"{host} has lost the node at {address}:{port}, where all meet: without it none can start again"
-        fix = "start the job again, without that node"
-    fix += f"; {RESUME}" if is_training() else ""
+        fix = f"without that node, {again}"
     return MusterError(wrong, seen=_in_one_line(error), fix=fix, code=ExitCode.FAILED)
 
 

@@ -18,9 +18,10 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from muster import interruption
 from muster.entrypoint.agent.failures import cause_of, is_ours
 from muster.entrypoint.rendezvous.network import call_within
-from muster.errors import ExitCode
+from muster.errors import ExitCode, MusterError, notify
 from muster.processes import how_ended
 
 BEAT_S = 5.0
@@ -124,8 +125,13 @@ class Nodes:
             self._seen[node] = text, silent + 1 if text and text == before else 0
             if self._seen[node][1] >= DEAD_BEATS:
                 _, rank, host = text.decode().split(" ", 2)
-                wrong = f"its host gave no sign of life for {DEAD_BEATS * BEAT_S:.0f} s"
-                publish(self._beats, self._group, int(rank), host, ExitCode.FAILED, wrong)
+                silent = f"gave no sign of life for {DEAD_BEATS * BEAT_S:.0f} s"
+                is_news = self._is_fixed and not self._beats.check(["fault"])
+                publish(self._beats, self._group, int(rank), host, ExitCode.FAILED, f"its host {silent}")
+                if is_news:  # no process on that host can report it
+                    seen = f"its last heartbeat, by node rank {self._group.group_rank} on {socket.gethostname()}"
+                    fix = f"see whether that host is up; without it, {interruption.advice_of_ranks()}"
+                    notify(MusterError(f"{host} {silent}", seen=seen, fix=fix))
 
     def publish_failures(self, failures: Mapping[int, Any]) -> str:
         """Publishes to the other nodes a failure that this node's ranks perhaps could not publish.

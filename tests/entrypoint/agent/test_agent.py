@@ -126,14 +126,23 @@ def test_another_program_asks_a_job_script_for_the_next_attempt(
     assert ("error" in capsys.readouterr().err) == (code == 1)
 
 
+@pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_a_rank_that_was_interrupted_without_its_launch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_checkpoint: bool
 ) -> None:
     monkeypatch.setenv("MUSTER_COMMAND", "train ddp")
+    report_checkpoint(tmp_path, monkeypatch, has_checkpoint)
     assert report({1: failure(101, 130, 99)}, Status(workers={101})) == 1
     said = capsys.readouterr().err
     assert "was interrupted by SIGINT, which did not reach the launch itself" in said
-    assert "--resume" in said
+    assert ("--resume" in said) == has_checkpoint
+
+
+def report_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch, has_checkpoint: bool) -> None:
+    """Makes a rank's report in `folder`, for the agent that this process is."""
+    monkeypatch.setenv(LaunchVariable.RANK_REPORTS, str(folder))
+    lines = ["rank-1.log", *([RankReport.HAS_CHECKPOINT] if has_checkpoint else [])]
+    (folder / "101").write_text("\n".join(lines))
 
 
 @pytest.mark.parametrize("exitcode", [130, -signal.SIGKILL])
@@ -145,12 +154,13 @@ def test_a_check_has_no_checkpoint_batch_or_data_workers(
     assert not re.search("--resume|batch|data workers", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("has_checkpoint", [True, False])
 @pytest.mark.parametrize("error", [RendezvousClosedError(), RendezvousTimeoutError(), OSError("connection lost")])
-def test_of_lost_nodes_a_training_alone_is_told_to_resume(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    assert "--resume" not in lost_nodes("node01", 61000, error).fix  # a program of the user's
-    for command, is_told in (("muster bench", False), ("train ddp", True)):
-        monkeypatch.setenv("MUSTER_COMMAND", command)
-        assert ("--resume" in lost_nodes("node01", 61000, error).fix) == is_told
+def test_of_lost_nodes_a_training_with_a_checkpoint_is_told_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, has_checkpoint: bool
+) -> None:
+    report_checkpoint(tmp_path, monkeypatch, has_checkpoint)
+    assert ("--resume" in lost_nodes("node01", 61000, error).fix) == has_checkpoint
 
 
 def test_the_first_is_the_one_that_was_killed(

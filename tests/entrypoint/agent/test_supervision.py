@@ -470,7 +470,9 @@ def test_a_node_hears_of_signals_while_it_waits_for_one_that_had_come(tmp_path: 
         assert nodes[0].wait(15) == 1
 
 
-def test_a_node_that_ends_before_its_first_sign_of_life_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_ends_before_its_first_sign_of_life_is_missed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Otherwise the other's ranks would wait for its ranks until --timeout-s. A node that has left is not missed."""
     monkeypatch.setattr("muster.entrypoint.agent.nodes.BEAT_S", 0.1)  # also the limit of each exchange
     make: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -489,3 +491,6 @@ def test_a_node_that_ends_before_its_first_sign_of_life_is_missed(monkeypatch: p
         missed = "rank 1 on node rank 1 failed: its host gave no sign of life for 1 s"
         assert own.reason == ("" if has_left else missed)
         own.leave()
+        said = capsys.readouterr().err
+        assert "Traceback" not in said
+        assert ("error: node rank 1 gave no sign of life" in said and "  fix: " in said) == (not has_left)
