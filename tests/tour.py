@@ -101,7 +101,7 @@ def trace(folder: Path) -> None:
         if event == "return" or not code.co_flags & CO_OPTIMIZED or code.co_name.startswith("<"):
             return
         # Threads that work in the background belong to no part.
-        is_aside = threading.current_thread().name in ("guard", "heartbeat", "heartbeat watch", "watch")
+        is_aside = threading.current_thread().name in ("claim", "guard", "heartbeat", "heartbeat watch", "watch")
         for window in ("", *(() if is_aside else windows.open)):
             if (window, code) not in seen:
                 seen.add((window, code))

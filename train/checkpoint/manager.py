@@ -153,7 +153,7 @@ def claim(run: Path, launch: str) -> None:
                     os.utime(path)
             time.sleep(TOUCH_S)
 
-    Thread(target=touch, daemon=True).start()
+    Thread(target=touch, name="claim", daemon=True).start()
 
 
 def refuse_second(path: Path, own: Writer) -> None:
