@@ -176,8 +176,9 @@ def find(env: Environment, options: LaunchOptions, typed: Sequence[str], *, is_s
         options = replace(options, nproc_per_node=str(options.spawn))
     job_id, *given = env.get(LaunchVariable.RANK_VARIABLES, "").split() or [""]
     # A rank that submitted this job passed on the variables of its own launch, which are right only in its own job.
-    if given and families.find_job(env)[0].job_id not in (None, job_id):
-        env = replace(env, variables={name: env[name] for name in env if f"{name}={env[name]}" not in given})
+    with suppress(MusterError):  # it comes again below, where the user's options may decide
+        if given and families.find_job(env)[0].job_id not in (None, job_id):
+            env = replace(env, variables={name: env[name] for name in env if f"{name}={env[name]}" not in given})
     site = recognise.here(env, options)
     if is_single and options.nproc_per_node not in (None, "1"):
         raise MusterError(

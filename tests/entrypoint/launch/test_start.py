@@ -127,6 +127,16 @@ def test_a_job_that_a_rank_submits_goes_by_its_own_variables() -> None:
         assert found.get("MASTER_ADDR") == own.get("MASTER_ADDR")
 
 
+def test_a_job_that_is_refused_beside_variables_of_a_rank_shows_what_was_typed() -> None:
+    """And what the user says by hand goes on."""
+    env = Environment({"SLURM_JOB_ID": "5", LaunchVariable.RANK_VARIABLES: "4 RANK=1 WORLD_SIZE=2"}, host="node02")
+    with pytest.raises(MusterError, match="entered the job by ssh") as refusal:
+        start.find(env, LaunchOptions(site="off"), ["train", "ddp"])
+    assert refusal.value.fix.endswith("--ntasks-per-node=1 train ddp")
+    by_hand = LaunchOptions(site="off", nnodes="2", node_rank=1, master_addr="node01")
+    assert start.find(env, by_hand, ["train", "ddp"]).allocation.node_rank == 1
+
+
 def test_a_rank_that_starts_another_program_is_still_of_its_world() -> None:
     """As in a container that got no variable of the scheduler: the rank would train in a world of its own."""
     rank = planned(recorded("c_srun_N2_2per.node02.3"), LaunchOptions()).additions.variables
