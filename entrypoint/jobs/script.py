@@ -93,9 +93,12 @@ def check(site: str, wanted: Wanted) -> None:
         fix = f"muster job {shlex.quote(site)} --nodes 1 -- {shlex.join(wanted.command)}"
         wrong = f"{wanted.command[1]} runs in one process, and this job has {wanted.nodes} nodes"
         raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
-    words = without_launcher(wanted.command) or list(wanted.command)
+    own = without_launcher(wanted.command)
+    words = own or list(wanted.command)
     while words and re.fullmatch(r"(.*/)?python[0-9.]*|-u", words[0]):
         words.pop(0)
+    if not own and words[:1] != ["-m"] and words and words[0].startswith("-"):
+        words = ["--no-python", *wanted.command]  # after an option of python's own, such as -c
     if wanted.nodes > 1 and words and (words != list(wanted.command) or words[0].endswith(".py")):
         fix = f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}"
         wrong = "without `muster run` each node would run this by itself"

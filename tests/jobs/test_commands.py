@@ -1,6 +1,7 @@
 """`muster job` as users type it."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,13 @@ def test_a_launcher_that_runs_in_a_rank_without_its_options_is_refused_with_them
     told = "muster run --nproc_per_node=2 --no-python tune run full_finetune_distributed --config c.yaml"
     assert refusal("derecho", "--nodes", "2", "--", *words.split())[2].endswith(told)
     assert job("derecho", "--nodes", "2", "--", *told.split()).returncode == 0
+
+
+@pytest.mark.parametrize("words", ["python -c print(1)", "python3 -u -W ignore hello.py", "/opt/python -I hello.py"])
+def test_options_of_python_stay_with_python(words: str) -> None:
+    told = shlex.split(refusal("slurm", "--", *words.split())[2])
+    assert told[told.index("run") :] == ["run", "--no-python", *words.split()]
+    assert job(*told[3:]).returncode == 0
 
 
 def test_a_refused_site() -> None:
