@@ -130,17 +130,17 @@ def _detailed(app: typer.Typer, name: str, text: str, **settings: Any) -> Callab
     return app.command(name, cls=Command, help=text, epilog=EXAMPLES.get(name), context_settings=DETAILED | settings)
 
 
-def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
+def _check(words: Sequence[str], site: str, options: JobOptions) -> None:
     """Checks the command `words` of a job; ends this process if it is one of ours and has a usage error.
 
     Raises:
-        MusterError: it would do nothing in a job of `num_nodes` at `site`, or can't run in one.
+        MusterError: it would do nothing in a job with `options` at `site`, or can't run in one.
     """
     typed = normalise(words[1:])
     has_config = _config_exists(config_of(typed))
 
     def check(strategy: str, launch: LaunchOptions, training: Options, _: ConfigFile) -> None:
-        _check_nodes(launch, words, site, num_nodes)
+        _check_nodes(launch, words, site, options)
         # The arguments of the job script are added after these: --data may be among them.
         needs_data = training.data == Options.data
         if has_config:
@@ -162,20 +162,23 @@ def _check(words: Sequence[str], site: str, num_nodes: int) -> None:
     # The script of `muster run` may be among the arguments of the job script, which are added after these.
     of_run = from_argv(words[2:], *RUN, rest=[]) if typed[0] == "run" else None
     if of_run:
-        _check_nodes(of_run[2].applied(of_run[0]), words, site, num_nodes)
+        _check_nodes(of_run[2].applied(of_run[0]), words, site, options)
     elif typed[0] not in {group.name for group in app.registered_groups}:
         _run(app, "muster", list(words[1:]))
 
 
-def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, num_nodes: int) -> None:
+def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, options: JobOptions) -> None:
     """Refuses launch options of the command `words` that the nodes of its job would refuse."""
+    from muster.entrypoint.jobs.script import Wanted, made_by
+
+    num_nodes = options.nodes
     low, high = launch.min_nodes, launch.num_nodes
     is_fewer = low is not None and high is not None and low <= num_nodes < high
     if high not in (None, num_nodes) and not is_fewer:
         raise MusterError(
             f"--nnodes says {launch.nnodes}, and this job has {plural(num_nodes, 'node')}",
             seen=shlex.join(words),
-            fix=f"muster job {shlex.quote(site)} --nodes {high} -- {shlex.join(words)}",
+            fix=made_by(site, replace(Wanted(**vars(options), command=tuple(words)), nodes=high)),
         )
     if launch.node_rank is not None and num_nodes > 1:
         raise MusterError(
@@ -392,7 +395,7 @@ def _job(options: JobOptions, site: str, command: list[str] | None) -> None:
         print_list()
         return
     if command:
-        _check(command, site, options.nodes)
+        _check(command, site, options)
     print(making.make(site, Wanted(**vars(options), command=tuple(command or COMMAND))), end="")
 
 

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from muster.config import IN_ONE_PROCESS, STRATEGIES
@@ -83,14 +83,14 @@ def check(site: str, wanted: Wanted) -> None:
         wrong = "--image is one line of printable characters, and does not begin with -"
         raise MusterError(wrong, seen=f"--image={wanted.image}", fix=f"--image {JobOptions.image}")
     if not wanted.command[0] or wanted.command[0].startswith("-"):
-        fix = f"muster job {shlex.quote(site)} -- {shlex.join([*COMMAND, *filter(None, wanted.command)])}"
+        fix = made_by(site, replace(wanted, command=(*COMMAND, *filter(None, wanted.command))))
         raise MusterError("a job's command begins with a program", seen=shlex.join(wanted.command), fix=fix)
     program, *others = wanted.command
     if not others and re.match(r"(train|muster|torchrun|python[0-9.]*)\s", program):
-        fix = f"muster job {shlex.quote(site)} -- {program}"
+        fix = f"{made_by(site, replace(wanted, command=COMMAND))} -- {program}"
         raise MusterError("a command in quotes is one word, not a program", seen=shlex.join(wanted.command), fix=fix)
     if wanted.nodes > 1 and wanted.is_training and wanted.command[1] in IN_ONE_PROCESS:
-        fix = f"muster job {shlex.quote(site)} --nodes 1 -- {shlex.join(wanted.command)}"
+        fix = made_by(site, replace(wanted, nodes=1))
         wrong = f"{wanted.command[1]} runs in one process, and this job has {wanted.nodes} nodes"
         raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
     own = without_launcher(wanted.command)
@@ -100,7 +100,7 @@ def check(site: str, wanted: Wanted) -> None:
     if not own and words[:1] != ["-m"] and words and words[0].startswith("-"):
         words = ["--no-python", *wanted.command]  # after an option of python's own, such as -c
     if wanted.nodes > 1 and words and (words != list(wanted.command) or words[0].endswith(".py")):
-        fix = f"muster job {shlex.quote(site)} --nodes {wanted.nodes} -- muster run {shlex.join(words)}"
+        fix = made_by(site, replace(wanted, command=("muster", "run", *words)))
         wrong = "without `muster run` each node would run this by itself"
         raise MusterError(wrong, seen=shlex.join(wanted.command), fix=fix)
 

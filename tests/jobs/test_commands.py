@@ -188,6 +188,24 @@ def test_requests_that_can_not_be_met_are_refused(words: list[str], about: str) 
     assert about in "".join(refusal(*words))
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("python x.py", "muster run x.py"),
+        ("train single", "train single"),
+        ("--epochs 3", "train ddp --epochs 3"),
+        ("train ddp --nnodes 3", "train ddp --nnodes 3"),
+        ("muster run --nnodes 3 x.py", "muster run --nnodes 3 x.py"),
+    ],
+)
+def test_a_fix_keeps_the_options_of_the_job(words: str, told: str) -> None:
+    options = ["--time", "12:00:00", "--image", "an image.sif", "--account", "me"]
+    _, *typed = shlex.split(refusal("slurm", *options, "--", *words.split())[2])
+    assert [word for word in typed if word not in ("--nodes", "1", "3")][3:9] == options
+    assert typed[typed.index("--") + 1 :] == told.split()
+    assert job(*typed[2:]).returncode == 0
+
+
 def test_an_option_that_is_not_there_is_the_commands_only_where_there_may_be_one() -> None:
     assert "muster job SITE -- train ddp --epochs" in refusal("slurm", "--epochs", "3")[2]
     assert "muster job SITE -- train ddp --x" in refusal("slurm", "muster", "run", "a.py", "--x")[2]
