@@ -23,7 +23,7 @@ FABRICS = SITES.parent / "fabrics"
 
 P = TypeVar("P", Site, Fabric)
 
-_TIME_LIMIT = r"--time\b(?!-min)|walltime=|\bh_rt=|^-[tW] ?[0-9]+:"
+_TIME_LIMIT = r"--time\b(?!-min)|walltime=|\bh_rt=|^-[tW] ?[0-9]+(:|[smhd]?(\s|$))"
 # Keys of folders that a container's command gets by --bind.
 _BINDS = ("storage.scratch", "storage.node_local", "container.binds")
 
@@ -154,9 +154,11 @@ def _wrong(key: str, text: str) -> str | None:
         return "is empty: leave out what is not known"
     if key == "launch.directives" and text.startswith("#"):
         return "leave its #SBATCH, #PBS, #BSUB or #$ out"
-    if key == "launch.directives" and re.search(r"--nodes\b|-nnodes\b|\bselect=|" + _TIME_LIMIT, text):
+    if key == "launch.directives" and re.search(
+        r"--nodes\b|-nnodes\b|^-N ?[0-9]+(\s|$)|\bselect=|" + _TIME_LIMIT, text
+    ):
         return "asks for nodes or for time: muster job --nodes and --time do that"
-    if key == "launch.directives" and re.search(r"--gres\S*\bgpu\b|--gpus|(?<!-)-gpu\b|ngpus", text):
+    if key == "launch.directives" and re.search(r"--gres\S*\bgpu\b|--gpus|(?<!-)-gpu\b|ngpus|^-G ?[0-9]+(\s|$)", text):
         return "asks for GPUs: launch.gpus does that, as in --gres=gpu:{gpus}"
     is_folder = key in _BINDS or key.startswith("caches.")
     if is_folder and re.search(r"""^~|[$`"'\\;&|<>()*?!]""", recognise.VARIABLE.sub("", text)):

@@ -72,20 +72,37 @@ def test_a_parallel_environment_of_the_profile_need_not_be_named(tmp_path: Path)
     assert "-pe PE" not in script(tmp_path, "grid_engine", "directives", "['-pe mpi 16']")
 
 
-@pytest.mark.parametrize("directive", ["--time=1:00:00", "-t 1:00:00", "-l walltime=1:0:0", "-l h_rt=60", "-W 2:00"])
-def test_directives_set_no_time_limit(tmp_path: Path, directive: str) -> None:
+@pytest.mark.parametrize(
+    "directive",
+    [
+        *("--time=1:00:00", "-t 1:00:00", "-l walltime=1:0:0", "-l h_rt=60", "-W 2:00", "-t 90", "-t90m", "-W 60"),
+        *("-N 4", "-N4", "-N 4 --exclusive"),
+    ],
+)
+def test_directives_ask_for_no_nodes_and_no_time(tmp_path: Path, directive: str) -> None:
     with pytest.raises(MusterError, match="asks for nodes or for time"):
         script(tmp_path, "slurm", "directives", f"['{directive}']")
 
 
-@pytest.mark.parametrize("directive", ["--time-min=1:00:00", "-W group_list=a", "-t 1-10:2"])
+@pytest.mark.parametrize(
+    "directive", ["--time-min=1:00:00", "-W group_list=a", "-t 1-10:2", "-t 1-10", "-N run4", "-n 4"]
+)
 def test_what_is_no_time_limit_stays(tmp_path: Path, directive: str) -> None:
     assert directive in options(script(tmp_path, "slurm", "directives", f"['{directive}']"), "#SBATCH ")
 
 
 @pytest.mark.parametrize(
     "directive",
-    ["--gres=gpu:4", "--gres=nvme:1,gpu:4", "--gpus=8", "--gpus-per-node=4", '-gpu "num=4"', "-l ngpus=4"],
+    [
+        "--gres=gpu:4",
+        "--gres=nvme:1,gpu:4",
+        "--gpus=8",
+        "--gpus-per-node=4",
+        '-gpu "num=4"',
+        "-l ngpus=4",
+        "-G 4",
+        "-G4",
+    ],
 )
 def test_directives_do_not_ask_for_gpus(tmp_path: Path, directive: str) -> None:
     with pytest.raises(MusterError, match="asks for GPUs"):
