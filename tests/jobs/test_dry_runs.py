@@ -264,6 +264,14 @@ def test_other_programs_have_a_last_attempt_under_parastation_too(cluster: Clust
     assert not cluster.words("scontrol")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_limit_of_attempts_that_is_no_number_is_not_endless(cluster: Cluster, name: str) -> None:
+    """`muster run` refuses it; a job of another program may go on being requeued for ever."""
+    done = cluster.run(name, making.make(name, Wanted(command=("sh", "x"))), CODE="75", MUSTER_MAX_REQUEUES="ten")
+    assert done.returncode == (1 if name == "lsf" else 75)
+    assert not cluster.words("scontrol") + cluster.words("qsub") + resubmitted(cluster)
+
+
 def test_jsrun_where_it_is_there(cluster: Cluster) -> None:
     cluster.add("jsrun")
     text = making.make("lsf", Wanted())
