@@ -44,7 +44,7 @@ def make(name: str, site: Site, wanted: Wanted) -> str:
     claim = CLAIM if wanted.claim is None else wanted.claim
     here = Context(wanted.nodes, gpu=site.nodes.gpu.value if site.nodes.gpu else None)
     queue = wanted.partition if wanted.partition is not None else value_of(site.launch.partition, here)
-    _check(kind, wanted, image)
+    _check(kind, wanted, image, claim)
     gpus = wanted.gpus if wanted.gpus is not None else value_of(site.nodes.gpus, here)
     gpus = 1 if gpus is None else gpus
     devices = dict(device(text) for text in wanted.device or ())
@@ -78,8 +78,8 @@ def resuming(wanted: Wanted) -> tuple[str, ...]:
     return (*wanted.command, *name, "--resume=auto")
 
 
-def _check(kind: str, wanted: Wanted, image: str) -> None:
-    """Checks the kind, the account, the image and the job's name; Kubernetes itself refuses other wrong names.
+def _check(kind: str, wanted: Wanted, image: str, claim: str) -> None:
+    """Checks the kind, account, image, claim and the job's name; Kubernetes itself refuses other wrong names.
 
     Raises:
         MusterError: one of them is not valid for Kubernetes.
@@ -90,6 +90,9 @@ def _check(kind: str, wanted: Wanted, image: str) -> None:
     if wanted.account is not None:
         raise MusterError("Kubernetes has no accounts", seen=f"--account={wanted.account}", fix="leave it out")
     of_registry(image, "Kubernetes")
+    if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", claim):
+        wrong = "a claim's name has lower-case letters, digits, hyphens and dots"
+        raise MusterError(wrong, seen=f"--claim={claim}", fix="--claim runs")
     # JobSet's own rule, which suits an indexed Job too: a pod's name gets five random letters at its end.
     added = f"{_NUMBERED[kind]}{wanted.nodes - 1}" + ("" if kind == "pytorchjob" else "-abcde")
     most = _MAX_LABEL - len(added)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 COMMAND = ("train", "ddp")
 _CLOCK = re.compile(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-5][0-9]):([0-5][0-9])")
 _UNITS = re.compile(r"(?:([0-9]{1,3})d)?(?:([0-9]{1,4})h)?(?:([0-9]{1,5})m)?(?:([0-9]{1,6})s)?")
+# REGISTRY:PORT/NAME:TAG@DIGEST. Source: https://github.com/distribution/reference/blob/main/reference.go
+_IMAGE = re.compile(r"([\w.:[\]-]+/)?[a-z0-9][a-z0-9._/-]*(:[\w.-]+)?(@[\w+.-]+:[0-9a-fA-F]{32,})?", re.ASCII)
 _MAX_S = 366 * 24 * 3600
 _SHARES_A_LINE = re.compile(r"""(?:[^#'"\\]|"[^#'"\\]*")+""")
 
@@ -179,8 +181,8 @@ def of_registry(image: str, engine: str) -> str:
     Raises:
         MusterError: it is a file, or has a scheme.
     """
-    if not image or image.endswith(".sif") or "://" in image:
-        fix = "--image REGISTRY/NAME:TAG, without a scheme"
+    if image.endswith(".sif") or not _IMAGE.fullmatch(image):
+        fix = "--image REGISTRY/NAME:TAG, without a scheme, NAME in lower case"
         raise MusterError(f"{engine} takes images from a registry only", seen=f"--image {image}", fix=fix)
     return image
 

@@ -74,7 +74,8 @@ def test_any_text_is_an_argument(words: list[str]) -> None:
             for name in ("", "A", "my_job", "1st", "-a", "a-", "a.b", "a b", 'a"', "a\nb", "$(id)", 60 * "a")
         ),
         {"partition": "A b"},
-        *({"image": image} for image in ("", "other.sif", "docker://a")),
+        *({"image": image} for image in ("", "other.sif", "docker://a", "a b", "/images/a", "Muster", "a:b:c")),
+        *({"claim": claim} for claim in ("", "my runs", "Runs", "-a")),
     ],
     ids=str,
 )
