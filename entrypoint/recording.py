@@ -30,10 +30,12 @@ SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASS|COOKIE|CREDENTIAL|AUTH|JWT|_KEY|KEY_|APIKEY|PRECONDITION_TRANSPORTS|_PW", re.IGNORECASE
 )
 # A URL with a user or a password, what looks like a key (long and hexadecimal, a JWT, or a PEM block), and a command or
-# a URL with one: --api-key 8f2c, ?token=8f2c, &sig=8f2c. Matching from each letter of a long text would take hours.
+# a URL with one: --api-key 8f2c, ?token=8f2c, &sig=8f2c, HF_TOKEN=8f2c; tokens of Hugging Face, GitHub and GitLab.
+# Matching from each letter of a long text would take hours.
 SECRET_VALUE = re.compile(
     r"(?<=\w)://[^/\s]*@|----BEGIN|\b(?i:bearer)\s|(?<![\w-])(?=[\w-]++\.)[\w-]*\beyJ[\w-]{10,}\.|\b[0-9a-fA-F]{32,}+\b"
     r"|(?:[?&]|(?<![\w-])\w*-)(?i:[\w-]*(?:token|secret|password|passwd|key|auth|sig))[=\s]+[^\s-]"
+    r"|(?:TOKEN|SECRET|PASSWORD|PASSWD|_KEY)=\S|\b(?:(?:hf|gh[pousr])_[A-Za-z0-9]{20}|github_pat_\w{20}|glpat-\w{16})"
 )
 # A function that bash exports: BASH_FUNC_module%%=() {  eval ..., up to a line with a brace alone.
 _FUNCTION = re.compile(r"^BASH_FUNC_[^=\n]+(?:%%|\(\))=(?:.(?!^BASH_FUNC_))*?\n}$", re.MULTILINE | re.DOTALL)
