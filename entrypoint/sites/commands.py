@@ -44,7 +44,8 @@ def site(
         elif as_json:
             print("null")
         else:
-            known = [f"host {env.host}", *(f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name))]
+            known = [f"{name}={env[name]}" for name in recognise.CLUSTER if env.get(name)]
+            known.insert(0, f"host {env.host or 'unknown'}")
             print(f"there is no profile of this site ({one_line(', '.join(known))}): everything is found at the start.")
             print("muster site list shows all profiles; docs/sites.md explains how to write one.")
 

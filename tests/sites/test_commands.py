@@ -50,6 +50,13 @@ def test_where_no_site_is_recognised(command: Run, recording: str) -> None:
     assert command("muster", "site", "--env-file", recording, "--json").stdout == "null\n"
 
 
+def test_a_recording_by_env_names_no_host(command: Run, tmp_path: Path) -> None:
+    file = tmp_path / "job.env"
+    file.write_text("SLURM_CLUSTER_NAME=fake\n")
+    answer = command("muster", "site", "--env-file", str(file))
+    assert "there is no profile of this site (host unknown, SLURM_CLUSTER_NAME=fake)" in answer.stdout
+
+
 def test_a_file_tells_whether_this_is_its_site(command: Run, tmp_path: Path, recording: str) -> None:
     path = written(tmp_path, VALID.replace('["testbooster"]', '["fake"]'))
     answer = command("muster", "site", str(path), "--env-file", recording)
