@@ -23,8 +23,10 @@ from muster.arguments import command, from_argv, normalise, to_argv, with_homes
 from muster.check.options import BenchOptions, DoctorOptions
 from muster.config import GUIDE, IN_ONE_PROCESS, STRATEGIES, ConfigFile, Options, check as check_combination, check_here
 from muster.config_file import config_of, with_file
-from muster.entrypoint import environment, show
+from muster.entrypoint import environment, resources, show
 from muster.entrypoint.detect import resolve
+from muster.entrypoint.detect.allocation import NO_SCHEDULER
+from muster.entrypoint.fabric import AUTO, OFF
 from muster.entrypoint.launch import frameworks, start
 from muster.entrypoint.launch.program import Additions, Program, without_launcher
 from muster.entrypoint.options import (
@@ -170,7 +172,12 @@ def _check(words: Sequence[str], site: str, options: JobOptions) -> None:
 def _check_nodes(launch: LaunchOptions, words: Sequence[str], site: str, options: JobOptions) -> None:
     """Refuses launch options of the command `words` that the nodes of its job would refuse."""
     from muster.entrypoint.jobs.script import Wanted, made_by
+    from muster.entrypoint.sites import profiles
 
+    if launch.nproc_per_node != "gpu":  # GPUs are on the job's nodes
+        resources.processes_per_node(environment.Environment({}), launch, NO_SCHEDULER)
+    if launch.fabric not in (AUTO, OFF):
+        profiles.load_fabric(launch.fabric)
     num_nodes = options.nodes
     low, high = launch.min_nodes, launch.num_nodes
     is_fewer = low is not None and high is not None and low <= num_nodes < high

@@ -182,6 +182,9 @@ def test_a_refused_site() -> None:
         (["slurm", "--", "muster", "run", "--nnodes=1", "x.py"], "--nodes 1 -- muster run --nnodes=1 x.py"),
         (["slurm", "--", "muster", "run", "--standalone", "x.py"], "--nodes 1 -- muster run --standalone x.py"),
         (["slurm", "--", "muster", "run", "--nnodes=2", "--node-rank=0", "x.py"], "leave --node-rank out"),
+        (["slurm", "--", "train", "ddp", "--nproc-per-node=0"], "fix: --nproc-per-node 2"),
+        (["slurm", "--", "muster", "run", "--nproc-per-node=all", "x.py"], "fix: --nproc-per-node 2"),
+        (["slurm", "--", "train", "ddp", "--fabric=cxi"], "slingshot"),
     ],
 )
 def test_requests_that_can_not_be_met_are_refused(words: list[str], about: str) -> None:
@@ -221,6 +224,8 @@ def test_an_option_that_is_not_there_is_the_commands_only_where_there_may_be_one
         "run --nnodes=2:3 x.py --nnodes=9",
         "run x.py --help",
         "run -m a.b --version",
+        "run --nproc-per-node=gpu --fabric=off x.py",
+        "run --nproc-per-node=cpu --fabric=slingshot x.py",
         "doctor --quick",
         "fabric check",
     ],
