@@ -108,7 +108,8 @@ def _added(need: Need, env: Mapping[str, str], site: "Site | None", mounts: Moun
     if plan.refusals:
         first, others = plan.refusals[0], plan.refusals[1:]
         more = f" (and {len(others)} more: muster fabric plan)" if others else ""
-        seen = "; ".join(each.seen for each in plan.refusals[:4])
+        unread = [note for note in plan.notes if note.startswith("left out")]  # perhaps what is said to be missing
+        seen = "; ".join([*(each.seen for each in plan.refusals[:4]), *unread[:4]])
         raise MusterError(first.wrong + more, seen=seen, fix=f"{first.fix}; or {ANYWAY}")
     if not plan.injected:
         return _additions(plan, stage.settings(plan, env, need), _image_alone(need, plan, profile, env, mounts))

@@ -157,6 +157,15 @@ def test_an_unfit_plugin_is_a_note_on_one_node_or_without_gpus(
     assert found.notes[0].startswith("fabric: no library of the host is used: ")
 
 
+def test_a_plugin_that_is_damaged_is_not_only_called_missing(tmp_path: Path, env: dict[str, str]) -> None:
+    root = nodes.host(tmp_path / "damaged")
+    plugin = Path(f"{root}{nodes.FOLDER}/libnccl-net.so")
+    plugin.write_bytes(plugin.read_bytes()[:900])
+    with pytest.raises(MusterError, match="the host has no network plugin") as refused:
+        launch.for_need(SEVERAL, env, mounts=mounts(tmp_path, root))
+    assert refused.value.seen.endswith(f"left out: {nodes.FOLDER}/libnccl-net.so can't be read as a shared object")
+
+
 def test_without_a_host_one_node_is_not_looked_at(
     tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
