@@ -101,7 +101,9 @@ class HostRoot:
         resolved = self.resolve(folder)
         try:
             names = sorted(os.listdir(self.path(resolved))) if resolved else []
-        except OSError:
+        except OSError as reason:
+            if isinstance(reason, PermissionError):
+                self.note(f"left out: {resolved}, which this user may not list")
             return []
         readable = [name for name in names if _is_utf8(name)]
         if len(readable) < len(names):

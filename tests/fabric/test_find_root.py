@@ -1,5 +1,6 @@
 """Paths of a host, as in a chroot: nothing of this machine is reached through a link of the host's."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -85,6 +86,19 @@ def test_names_that_are_no_utf8_are_left_out_with_a_note(host: Tree, root: HostR
     assert root.names("/opt") == ["good"]
     assert root.glob("/opt/*") == ["/opt/good"]
     assert root.notes == ["left out of /opt: names that are no UTF-8, 1 of them"]
+
+
+def test_a_folder_that_may_not_be_listed_is_empty_with_a_note(
+    host: Tree, root: HostRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.file("/opt/lib/a")
+
+    def refused(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "listdir", refused)  # root may list all folders
+    assert root.glob("/opt/*/a") == []
+    assert root.notes == ["left out: /opt, which this user may not list"]
 
 
 def test_a_link_to_a_name_that_is_no_utf8_leads_nowhere(host: Tree, root: HostRoot) -> None:
