@@ -7,6 +7,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -107,10 +108,13 @@ def choose_run(options: Options, strategy: str, launch: str = "") -> Run:
             write_text(run.folder / LAUNCH, json.dumps(start))
         return run
     except OSError as error:
+        fix = "--runs-dir=FOLDER that this user may read and write, on a file system that all nodes share"
+        if options.resume not in (None, "auto", "latest") and not options.name:
+            fix = f"{shlex.quote(f'--resume={options.resume}')} --name=NEW goes on in another folder; {fix}"
         raise MusterError(
             f"the run's folder can't be made, read or written: {error.strerror}",
             seen=f"--runs-dir={options.runs_dir} ({error.filename or base})",
-            fix="--runs-dir=FOLDER that this user may read and write, on a file system that all nodes share",
+            fix=fix,
         ) from error
 
 

@@ -151,6 +151,27 @@ def test_a_disk_that_is_full_as_the_run_begins_is_told_with_the_folder(tmp_path,
     checkpoint.release()
 
 
+def test_a_run_that_this_user_may_only_read_goes_on_under_another_name_as_the_error_says():
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as root:
+        os.chmod(root, 0o777)
+        old = with_checkpoint(Path(root, "colleague", "old"))
+        for folder in (old, checkpoint.folder_of(old)):
+            folder.chmod(0o555)
+        if user == 0:
+            os.seteuid(65534)  # root may write everywhere
+        try:
+            with pytest.raises(MusterError, match="Permission denied") as raised:
+                choose_run(options(Path(root), resume=str(old)), "ddp")
+            run = choose_run(options(Path(root), resume=str(old), name="NEW"), "ddp")
+        finally:
+            os.seteuid(user)
+            checkpoint.release()
+            old.chmod(0o755)
+    assert raised.value.fix.startswith(f"--resume={old} --name=NEW goes on in another folder")
+    assert (run.folder, run.resumed_from) == (Path(root, "runs", "NEW"), checkpoint.folder_of(old) / "step-00000001")
+
+
 @pytest.mark.parametrize("kind", ["file", "link", "closed"])
 @pytest.mark.parametrize("resume", ["auto", "latest", "mine", None])
 def test_a_run_whose_checkpoints_can_not_be_read_does_not_begin_anew(kind, resume):
