@@ -464,6 +464,15 @@ def check(strategy: str, options: Options) -> None:
     check_data(options.data, options.model)
 
 
+def unused(options: Options) -> list[str]:
+    """A note with the options that were given, but that this model, data or optimizer does not use; or none."""
+    names = ["image_size", "num_classes"] if options.predicts_tokens else ["seq_len", "vocab_size"]
+    names += [] if options.data in ("synthetic", "fake") else ["num_classes", "num_samples"]
+    flags = typed(options, *names, *(["momentum"] if options.optimizer == "adamw" else []))
+    here = f"--model={options.model} --data={options.data} --optimizer={options.optimizer}"
+    return [f"no effect with {here}: {flags}"] if flags else []
+
+
 def typed(options: Options, *names: str) -> str:
     """The arguments, as a user types them, for those of the options `names` that differ from their defaults."""
     return " ".join(to_argv(Options(**{name: getattr(options, name) for name in names})))

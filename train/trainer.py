@@ -162,6 +162,7 @@ class Trainer:
         self.display = Display(options, source.unit, self.setup.targets_of_step, enabled=world.main)
         self.display.header(header(self.setup))
         for note in [
+            *config.unused(self.options),
             *self.strategy.notes(),
             *(["compiles at the first step, which may take minutes"] if options.compile != "off" else []),
             *source.notes,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from muster.arguments import to_argv
-from muster.config import STRATEGIES, Options
+from muster.config import STRATEGIES, Options, unused
 from muster.config_file import to_toml
 from muster.train.__main__ import parse
 from muster.train.checkpoint import manager as checkpoint
@@ -189,10 +189,27 @@ def test_a_run_whose_last_step_spoils_the_weights_fails(train, tmp_path):
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
+@pytest.mark.parametrize(
+    ("given", "flags"),
+    [
+        ({}, ""),
+        ({"data": "digits", "num_samples": 9, "num_classes": 3, "image_size": 64}, "--num-classes=3 --num-samples=9"),
+        ({"data": "fake", "num_samples": 9, "seq_len": 8, "vocab_size": 9}, "--seq-len=8 --vocab-size=9"),
+        ({"model": "gpt-tiny", "data": "tokens:t", "seq_len": 8, "vocab_size": 9, "momentum": 0.5}, "--momentum=0.5"),
+        ({"model": "gpt-tiny", "data": "synthetic", "num_samples": 9, "num_classes": 3}, "--num-classes=3"),
+        ({"optimizer": "sgd", "momentum": 0.5}, ""),
+    ],
+)
+def test_options_that_the_model_the_data_or_the_optimizer_do_not_use_are_told(given, flags):
+    assert [note.rpartition(": ")[2] for note in unused(Options(**given).settled())] == ([flags] if flags else [])
+
+
 @pytest.mark.process
 def test_a_run_of_tokens_reports_perplexity_and_a_short_one_has_a_curve(train, tmp_path):
     argv = ["single", "--model=gpt-tiny", "--data=synthetic", "--seq-len=16", "--num-samples=64", "--batch-size=4"]
-    (ended,) = train([*argv, "--max-steps=12", "--name=run", f"--runs-dir={tmp_path}"], 1, ok=True)
+    argv += ["--image-size=64", "--max-steps=12", "--name=run", f"--runs-dir={tmp_path}"]
+    (ended,) = train(argv, 1, ok=True)
+    assert "note: no effect with --model=gpt-tiny --data=synthetic --optimizer=adamw: --image-size=64\n" in ended.out
     assert "perplexity" in ended.out
     assert "accuracy" not in ended.out
     assert "(4 x 1 process)" in ended.out
