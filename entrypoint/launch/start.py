@@ -33,7 +33,7 @@ from muster.entrypoint.options import LaunchOptions
 from muster.entrypoint.rendezvous import address, network
 from muster.entrypoint.sites import recognise
 from muster.errors import ATTEMPT, MusterError, notify
-from muster.interfaces import has_one
+from muster.interfaces import has_one, source_address
 from muster.paths import text_of
 from muster.units import plural
 from muster.variables import LaunchVariable
@@ -107,6 +107,10 @@ def start(
         allocation, options = context.allocation, context.options
         if not is_dry and options.interface:
             _check_interface(options.interface)
+        # Otherwise torch would try to connect for 5 minutes, and handle no signal meanwhile.
+        if not is_dry and allocation.num_nodes == 1 and allocation.mode != "single" and not source_address("127.0.0.1"):
+            wrong, fix = "the loopback interface is down: ranks can't meet on this host", "ip link set lo up, as root"
+            raise MusterError(wrong, seen=f"{network.LOOPBACK}: there is no route to 127.0.0.1", fix=fix)
         if not program.is_ours or (not is_dry and allocation.num_nodes == allocation.tasks_on_node == 1):
             check()
         of_driver = Additions() if is_dry else driver.check(allocation, env, program)

@@ -65,6 +65,14 @@ def require_programs(*names: str) -> None:
         )
 
 
+def require_unshare(*options: str) -> None:
+    """Skips the test where this user may not make such a namespace, as in many containers; with CI=true fails it."""
+    require_programs("unshare")
+    tried = subprocess.run(["unshare", *options, "true"], capture_output=True, text=True, timeout=240)
+    if tried.returncode:
+        refuse(f"needs leave for a namespace: {tried.stderr.strip()}")
+
+
 def require_namespaces() -> None:
     """Skips the test unless this user may create the namespaces of fake hosts; with CI=true fails it."""
     require_programs(*HOSTS_PROGRAMS)

@@ -20,6 +20,7 @@ from torch.distributed.run import parse_args  # pyright: ignore[reportUnknownVar
 from muster.config import STRATEGIES
 from muster.entrypoint import cli
 from muster.entrypoint.options import LaunchOptions
+from tests.clusters.requirements import require_unshare
 from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.train.conftest import free_port
 
@@ -533,6 +534,19 @@ def test_an_interface_that_is_not_here_is_told_before_a_script_starts(command: R
     assert command("muster", "run", "--nproc-per-node=2", "--interface==l", str(hello)).returncode == 2
     # Of a list, one interface has to exist here.
     assert command("muster", "run", "--nproc-per-node=1", "--interface=nosuch0,lo", str(hello)).returncode == 0
+
+
+def test_a_loopback_interface_that_is_down_is_told_and_not_waited_for(hello: Path) -> None:
+    namespace = ("--user", "--map-root-user", "--net")
+    require_unshare(*namespace)
+    run = f"{COMMANDS / 'muster'} run --nproc-per-node"
+    words = ["unshare", *namespace, "sh", "-c", f'{run} 2 "$0"; echo $?; {run} 1 "$0"', str(hello)]
+    answer = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
+    _, seen, fix = three_lines(answer.stderr.partition("\nmuster:")[0])
+    assert answer.stdout.splitlines()[0] == "2"
+    assert "127.0.0.1" in seen
+    assert "ip link set lo up" in fix
+    assert answer.returncode == 0, answer.stderr  # a single rank needs no network
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from muster.entrypoint.launch import start
 from muster.entrypoint.launch.home import find
 from muster.entrypoint.launch.program import Additions, Folder, Launch
 from muster.errors import MusterError
-from tests.clusters.requirements import refuse, require_programs
+from tests.clusters.requirements import require_programs, require_unshare
 from tests.entrypoint.conftest import COMMANDS, clean_environment
 from tests.entrypoint.launch.test_start import planned
 
@@ -159,14 +159,6 @@ def test_the_launch_has_them(temporary: Path, unknown: None) -> None:
     assert found.additions.variables["USER"] == str(UID)
     assert [folder.path for folder in found.additions.folders] == [temporary / f"muster-home-{UID}"]
     assert any("HOME" in note for note in found.additions.notes)
-
-
-def require_unshare(*options: str) -> None:
-    """Skips the test where this user may not make such a namespace, as in many containers; with CI=true fails it."""
-    require_programs("unshare")
-    tried = subprocess.run(["unshare", *options, "true"], capture_output=True, text=True, timeout=240)
-    if tried.returncode:
-        refuse(f"needs leave for a namespace: {tried.stderr.strip()}")
 
 
 def test_a_program_of_a_user_that_nobody_knows_finds_a_home(tmp_path: Path) -> None:
