@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from muster.errors import MusterError
+from muster.errors import ExitCode, MusterError
 from muster.train.distributed.world import World, silent_stdout
-from muster.train.health.faults import SharedFault
+from muster.train.health.faults import SharedFault, is_echo
 from muster.units import listed
 from muster.variables import LaunchVariable
 
@@ -104,7 +104,7 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
 
     Raises:
         MusterError: the backend is MPI, but MPI did not start the ranks; or this host lacks the network interface that
-            gloo is to use.
+            gloo is to use; or gloo's connections to other ranks fail, as behind a firewall.
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
@@ -126,14 +126,25 @@ def open_group(world: World, *, has_powersgd: bool = False) -> None:
         if world.backend == "mpi":
             open_mpi(world)
             return
-        dist.init_process_group(
-            world.backend,
-            store=distributed_c10d.PrefixStore("group", world.store),
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=timedelta(seconds=world.timeout_s),
-            device_id=world.device if "nccl" in world.backend else None,
-        )
+        try:
+            dist.init_process_group(
+                world.backend,
+                store=distributed_c10d.PrefixStore("group", world.store),
+                rank=world.rank,
+                world_size=world.world_size,
+                timeout=timedelta(seconds=world.timeout_s),
+                device_id=world.device if "nccl" in world.backend else None,
+            )
+        except RuntimeError as error:
+            # gloo's connections, at ports that the kernel chooses; `is_echo`: the other rank has failed before.
+            if "connectFullMesh" not in str(error) or is_echo(error):
+                raise
+            raise MusterError(
+                "the ranks reach the same store, and can't connect to each other",
+                seen=f"gloo: {str(error).splitlines()[0].rpartition('] ')[2]}",  # without the place in its source
+                fix="muster doctor, on the same nodes, names ports that are closed; another network: --interface NAME",
+                code=ExitCode.FAILED,
+            ) from error
 
 
 def check_interfaces(host: str) -> None:

@@ -54,6 +54,19 @@ def test_an_interface_that_is_not_here(train, tmp_path):
     one_message(ended, "no network interface nosuch0", "GLOO_SOCKET_IFNAME=lo,nosuch0", "--interface")
 
 
+def test_a_firewall_between_ranks_is_told_as_that(monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError(
+            "Gloo connectFullMesh failed with [pair.cc:1] Connect timeout [127.0.0.1]:40001\nframe #0: c10"
+        )
+
+    monkeypatch.setattr(dist, "init_process_group", refuse)
+    with pytest.raises(MusterError) as raised:
+        open_group(World(rank=1, world_size=2, backend="gloo", store=dist.HashStore()))
+    assert "muster doctor" in raised.value.fix
+    assert raised.value.seen.endswith("Connect timeout [127.0.0.1]:40001")
+
+
 @pytest.mark.parametrize(
     ("wanted", "device", "strategy", "found"),
     [
