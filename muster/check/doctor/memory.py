@@ -142,5 +142,5 @@ def _open_files(by_host: Mapping[str, Sequence[Facts]]) -> list[Finding]:
     for host, (first, *_) in by_host.items():
         if first.open_files is not None and first.open_files < needed:
             few[host] = f"ulimit -n: {first.open_files}; {num_ranks} ranks may need {needed} each"
-    fix = "ulimit -n $(ulimit -Hn) in the job script, before the launch"
+    fix = "ulimit -n $(ulimit -Hn) before the launch; where that is low too: docker run --ulimit nofile=65536"
     return alike(few, "warning", "open files", "the limit of open files is low", fix)
