@@ -86,13 +86,13 @@ def map_file(path: Path) -> np.ndarray:
         ValueError, EOFError, OverflowError, TokenError: the file does not hold what its name promises.
     """
     check_regular(path)
-    if path.suffix == ".npy":
+    if path.suffix.lower() == ".npy":
         array = np.lib.format.open_memmap(path, mode="r")
         if array.ndim != 1 or array.dtype.kind != "u":
             raise ValueError(f"it holds {array.dtype} in {array.ndim} dimensions, not unsigned integers in one")
         return array
-    head = HEADERS.get(np.fromfile(path, "<u4", 1).max(initial=0)) if path.suffix in TYPES else None
-    type_, start = np.dtype(head or TYPES.get(path.suffix, "u1")), 1024 if head else 0
+    head = HEADERS.get(np.fromfile(path, "<u4", 1).max(initial=0)) if path.suffix.lower() in TYPES else None
+    type_, start = np.dtype(head or TYPES.get(path.suffix.lower(), "u1")), 1024 if head else 0
     if (size := path.stat().st_size - start) % type_.itemsize:
         raise ValueError(f"its {size} bytes can't be divided into {type_.itemsize * 8}-bit numbers")
     numbers_N = np.memmap(path, type_, mode="r", offset=start) if size > 0 else np.empty(0, type_)
@@ -115,9 +115,9 @@ def halves(folder: Path) -> tuple[Path, Path] | None:
     found: dict[tuple[str, str], dict[str, Path]] = {}
     for path in sorted(folder.glob("*")):
         match = HALF.fullmatch(path.name)
-        if match and match[3] in ENDS and path.exists() and path.is_dir() == (match[3] == ""):
+        if match and (end := match[3].lower()) in ENDS and path.exists() and path.is_dir() == (end == ""):
             half = name if (name := match[2].lower()) in ("train", "test") else "val"
-            found.setdefault((match[1], match[3]), {}).setdefault(half, path)
+            found.setdefault((match[1], end), {}).setdefault(half, path)
     for start, end in sorted(found, key=lambda name: (not {"train", "val"} <= found[name].keys(), ENDS.index(name[1]))):
         parts = found[start, end]
         if {"train", "val"} <= parts.keys():
@@ -225,7 +225,7 @@ def open_source(options: Options, num_tokens: int) -> Source:
     seq_len = options.seq_len or shape_of(options.model).context
     path = Path(os.path.expanduser(options.data.partition(":")[2]))
     train, valid, num_others = open_parts(options)
-    pair, is_bytes = halves(path), path.is_file() and path.suffix not in NUMBERS
+    pair, is_bytes = halves(path), path.is_file() and path.suffix.lower() not in NUMBERS
     notes = [NO_TEXT] if is_bytes and not train[:8192].all() else []
     notes += left_out(num_others, "links, empty files, and files with zero bytes, such as UTF-16")
     if pair:

@@ -39,7 +39,8 @@ def targets_of(batches):
 
 
 @pytest.mark.parametrize(
-    ("name", "type_", "largest"), [("a.txt", "u1", 255), ("a.bin", "<u2", 300), ("a.u32", "<u4", 70_000)]
+    ("name", "type_", "largest"),
+    [("a.txt", "u1", 255), ("a.bin", "<u2", 300), ("A.BIN", "<u2", 300), ("a.u32", "<u4", 70_000)],
 )
 def test_each_kind_of_file(tmp_path, name, type_, largest):
     numbers = [*range(99), largest]
@@ -130,7 +131,7 @@ def test_a_folder_with_two_halves(tmp_path):
     assert (len(source.train), source.num_valid_targets, source.num_classes) == (12, 59, 60)
 
 
-@pytest.mark.parametrize("name", ["val.txt", "valid.txt", "validation.txt", "validation.bin"])
+@pytest.mark.parametrize("name", ["val.txt", "valid.txt", "validation.txt", "validation.bin", "val.BIN"])
 def test_the_text_that_validates_may_be_called_by_other_names(tmp_path, name):
     for half, letter in ((f"train.{name.split('.')[1]}", b"a"), (name, b"b")):
         (tmp_path / half).write_bytes(letter * 200)
