@@ -541,7 +541,7 @@ def test_a_loopback_interface_that_is_down_is_told_and_not_waited_for(hello: Pat
     require_unshare(*namespace)
     run = f"{COMMANDS / 'muster'} run --nproc-per-node"
     words = ["unshare", *namespace, "sh", "-c", f'{run} 2 "$0"; echo $?; {run} 1 "$0"', str(hello)]
-    answer = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, timeout=60, check=False)
+    answer = subprocess.run(words, env=clean_environment(), capture_output=True, text=True, timeout=240, check=False)
     _, seen, fix = three_lines(answer.stderr.partition("\nmuster:")[0])
     assert answer.stdout.splitlines()[0] == "2"
     assert "127.0.0.1" in seen
