@@ -84,9 +84,9 @@ def _pod(env: Environment) -> Task | None:
         return _counted(Reader(env, FIX), "PET_NNODES")
     if {"LWS_GROUP_SIZE", "LWS_WORKER_INDEX"} & env.keys():
         return _counted(Reader(env, FIX), "LWS_GROUP_SIZE")
-    told = next((name for name in _NODES if name in env), "WORLD_SIZE")
-    is_indexed = {"JOB_COMPLETION_INDEX", "UCLOUD_RANK"} & env.keys() and told in env
-    return _counted(Reader(env, FIX), told) if is_indexed or "RANK" in env or "WORLD_SIZE" in env else None
+    counted = next((name for name in _NODES if name in env), "WORLD_SIZE")
+    is_indexed = {"JOB_COMPLETION_INDEX", "UCLOUD_RANK"} & env.keys() and counted in env
+    return _counted(Reader(env, FIX), counted) if is_indexed or "RANK" in env or "WORLD_SIZE" in env else None
 
 
 def _is_mpi_master(env: Environment) -> bool:

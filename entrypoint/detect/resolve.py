@@ -140,10 +140,10 @@ def _task_without_launcher(env: Environment, options: LaunchOptions, job: Job, *
         names, host = ["NODE_RANK"], env.get("MASTER_ADDR", "")
         if not re.match(r"$|localhost|127\.|\[?::1|0\.0", host) and Reader(env, "").own_index((host,), host) is None:
             names.append("MASTER_ADDR")
-        told = Reader(env, "").seen(*names) if env.keys().isdisjoint({"WORLD_SIZE", *manual.NUMBERS}) else ""
-        if told and not is_one_node:
+        set_by_hand = Reader(env, "").seen(*names) if env.keys().isdisjoint({"WORLD_SIZE", *manual.NUMBERS}) else ""
+        if set_by_hand and not is_one_node:
             by_hand = "--nnodes N --node-rank I --master-addr HOST"
-            notes = (f"{told} gives no number of nodes: one is assumed; for several, on each: {by_hand}",)
+            notes = (f"{set_by_hand} gives no number of nodes: one is assumed; for several, on each: {by_hand}",)
     elif own is not None and len(hosts) > 1:
         hosts = (hosts[own],)
         sources |= {"num_nodes": "--nnodes=1" if options.num_nodes == 1 else "single", "hosts": "this host"}
@@ -332,11 +332,11 @@ def _check_all_nodes(env: Environment, options: LaunchOptions, job: Job, task: T
     """
     is_looped = "NODE_RANK" in env and not is_single
     own = {**dict.fromkeys(("NNODES", "NODE_COUNT", "NUM_NODES"), task.num_nodes), "NODE_RANK": task.node_rank}
-    told = [name for name, value in own.items() if is_looped and env.get(name, "") not in ("", "0", str(value))]
-    if _num_unused(job, task) > 0 and (task.counts_nodes or told) and options.num_nodes != task.num_nodes:
+    unequal = [name for name, value in own.items() if is_looped and env.get(name, "") not in ("", "0", str(value))]
+    if _num_unused(job, task) > 0 and (task.counts_nodes or unequal) and options.num_nodes != task.num_nodes:
         raise MusterError(
             f"{task.launcher} uses {task.num_nodes} of the job's {job.num_nodes} nodes, or its variables are left over",
-            seen=", ".join((task.sources["num_nodes"], job.sources["num_nodes"], *map(Reader(env, "").seen, told))),
+            seen=", ".join((task.sources["num_nodes"], job.sources["num_nodes"], *map(Reader(env, "").seen, unequal))),
             fix=f"start it on all nodes; if fewer are meant: --nnodes {task.num_nodes}",
         )
 

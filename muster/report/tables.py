@@ -135,8 +135,8 @@ def last(run: Run, name: str, in_summary: str = "") -> float | None:
     A loss that has become nan or infinite is nan, and not an earlier value.
     """
     in_lines = (line.get(name) for line in reversed(run.lines))
-    told = (run.value(in_summary or f"final_{name}") if run.is_finished else None, *in_lines)
-    found = next((value for value in told if isinstance(value, int | float)), None)
+    known = (run.value(in_summary or f"final_{name}") if run.is_finished else None, *in_lines)
+    found = next((value for value in known if isinstance(value, int | float)), None)
     return math.nan if found is not None and number(found) is None else number(found)
 
 

@@ -37,7 +37,7 @@ class Pipeline(Strategy):
         size: ranks of a pipeline.
         stages_each: stages (groups of layers) of a rank; stage s is on the rank at position s modulo size.
         num_stages: stages of a pipeline, over all its ranks.
-        num_parts: micro-batches into which a pipeline splits a batch.
+        num_microbatches: micro-batches into which a pipeline splits a batch.
         bubble: the share of a step in which a rank waits for others if all stages take equally long (arXiv 2104.04473).
     """
 
@@ -46,8 +46,8 @@ class Pipeline(Strategy):
         self.size = options.pipeline_parallel or world.world_size
         self.stages_each = 2 if options.schedule in ("interleaved", "zero-bubble") else 1
         self.num_stages = self.size * self.stages_each
-        self.num_parts = options.microbatches or 2 * self.size
-        self.bubble = (self.size - 1) / (self.stages_each * self.num_parts + self.size - 1)
+        self.num_microbatches = options.microbatches or 2 * self.size
+        self.bubble = (self.size - 1) / (self.stages_each * self.num_microbatches + self.size - 1)
 
     @property
     def own_stages(self) -> list[int]:
@@ -56,7 +56,7 @@ class Pipeline(Strategy):
 
     def check(self) -> None:
         """Raises MusterError where the ranks, the layers or the batch can't be divided as the pipelines need."""
-        world, options, size, parts = self.world, self.options, self.size, self.num_parts
+        world, options, size, parts = self.world, self.options, self.size, self.num_microbatches
         world_size, num_layers = world.world_size, gpt.shape_of(options.model).num_layers
         options_seen = f"--model={options.model} --pipeline-parallel={size} --schedule={options.schedule}"
         seen = f"{plural(world_size, 'process')}, {options_seen}"
@@ -161,18 +161,19 @@ class StagedGradients(Gradients):
         # Gradients are divided once, at the end, not after each run of the schedule.
         how = {"loss_fn": self.loss, "scale_grads": False}
         # One micro-batch takes the same way in all schedules, but torch's 1F1B wants as many as there are ranks.
-        is_naive = options.schedule == "1f1b" and strategy.num_parts == 1
+        num_microbatches = strategy.num_microbatches
+        is_naive = options.schedule == "1f1b" and num_microbatches == 1
         schedule = SCHEDULES["gpipe" if is_naive else options.schedule]
         try:
-            self.schedule = schedule(stages[0] if strategy.stages_each == 1 else stages, strategy.num_parts, **how)
+            self.schedule = schedule(stages[0] if strategy.stages_each == 1 else stages, num_microbatches, **how)
         except ValueError as error:
-            # torch 2.10's GPipe wants as many parts as stages, 2.15's does not.
+            # torch 2.10's GPipe wants as many micro-batches as stages, 2.15's does not.
             raise MusterError(
                 f"this torch does not support this schedule: {' '.join(str(error).split())}",
-                seen=f"torch {torch.__version__} --schedule={options.schedule} --microbatches={strategy.num_parts}",
+                seen=f"torch {torch.__version__} --schedule={options.schedule} --microbatches={num_microbatches}",
                 fix=f"--microbatches={strategy.num_stages}",
             ) from error
-        self.num_parts = strategy.num_parts * options.accumulate * world.dp_size
+        self.num_summed = num_microbatches * options.accumulate * world.dp_size
 
     def begin(self, step: int) -> None:
         # Not in the first step: there torch also finds out which shapes pass from stage to stage.
@@ -204,7 +205,7 @@ class StagedGradients(Gradients):
             with self.world.waits.running():
                 send_as_one(list(gradients.values()), lambda flat: dist.all_reduce(flat, group=self.data_group))
         for parameter, gradient in gradients.items():
-            parameter.grad = (gradient / self.num_parts).to(parameter.dtype)
+            parameter.grad = (gradient / self.num_summed).to(parameter.dtype)
 
     def waits_s(self) -> float | None:
         """Seconds of the schedules outside of stages, and of waits between pipelines; None where none were measured."""

@@ -204,13 +204,13 @@ class ExactGradients(Gradients):
     """Gradients of one step's micro-batches, added up in double precision.
 
     Attributes:
-        num_parts: micro-batches of a step over all ranks: the sum is divided by it.
+        num_summed: micro-batches of a step over all ranks: the sum is divided by it.
         held: the sum of each parameter's gradients; `finish` moves its mean into the parameter.
     """
 
-    def __init__(self, model: nn.Module, num_parts: int) -> None:
+    def __init__(self, model: nn.Module, num_summed: int) -> None:
         super().__init__(1)
-        self.num_parts = num_parts
+        self.num_summed = num_summed
         self.held: dict[Tensor, Tensor] = {}
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in self.parameters:
@@ -220,7 +220,7 @@ class ExactGradients(Gradients):
     def finish(self) -> None:
         """Puts the mean over all micro-batches into the parameters."""
         for parameter, total in self.held.items():
-            parameter.grad = (total / self.num_parts).to(parameter.dtype)
+            parameter.grad = (total / self.num_summed).to(parameter.dtype)
         self.held.clear()
 
 
