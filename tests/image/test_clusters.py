@@ -152,6 +152,6 @@ def started(podman: Podman, image: str, hosts: Hosts, host: str, variables: dict
 
 def test_detection_in_the_sif_is_that_of_the_host(slurm2: SlurmCluster, image_sif: Sif) -> None:
     argv = image_sif.argv("muster", "detect", "--json")
-    done = slurm2.srun("-N1", "-n1", *argv, timeout=600, env=image_sif.env())
+    done = slurm2.srun("-w", "node01", "-n1", *argv, timeout=600, env=image_sif.env())
     found = json.loads(done.stdout)
     assert (found["scheduler"], found["launcher"], found["hosts"]) == ("slurm", "srun", ["node01"])
