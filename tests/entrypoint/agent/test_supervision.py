@@ -345,7 +345,7 @@ def two_nodes(
         # torch sorts the nodes by their addresses.
         where = [f"--rdzv-endpoint=127.0.0.1:{port}", f"--local-addr=127.0.0.{node + 1}"]
         waits = f"last_call_timeout={patience_s},keep_alive_interval=1,keep_alive_max_attempt={patience_s}"
-        return [*where, f"--rdzv-conf=is_host={1 - node},join_timeout=240,read_timeout=240,{waits}"]
+        return [*where, f"--rdzv-conf=is_host={1 - node},join_timeout=240,read_timeout={4 * patience_s},{waits}"]
 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     nodes = [
