@@ -125,13 +125,13 @@ class Nodes:
             self._seen[node] = text, silent + 1 if text and text == before else 0
             if self._seen[node][1] >= DEAD_BEATS:
                 _, rank, host = text.decode().split(" ", 2)
-                silent = f"gave no sign of life for {DEAD_BEATS * BEAT_S:.0f} s"
+                wrong = f"gave no sign of life for {DEAD_BEATS * BEAT_S:.0f} s"
                 is_news = self._is_fixed and not self._beats.check(["fault"])
-                publish(self._beats, self._group, int(rank), host, ExitCode.FAILED, f"its host {silent}")
+                publish(self._beats, self._group, int(rank), host, ExitCode.FAILED, f"its host {wrong}")
                 if is_news:  # no process on that host can report it
                     seen = f"its last heartbeat, by node rank {self._group.group_rank} on {socket.gethostname()}"
                     fix = f"see whether that host is up; without it, {interruption.advice_of_ranks()}"
-                    notify(MusterError(f"{host} {silent}", seen=seen, fix=fix))
+                    notify(MusterError(f"{host} {wrong}", seen=seen, fix=fix))
 
     def publish_failures(self, failures: Mapping[int, Any]) -> str:
         """Publishes to the other nodes a failure that this node's ranks perhaps could not publish.

@@ -86,13 +86,14 @@ def map_file(path: Path) -> np.ndarray:
         ValueError, EOFError, OverflowError, TokenError: the file does not hold what its name promises.
     """
     check_regular(path)
-    if path.suffix.lower() == ".npy":
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
         array = np.lib.format.open_memmap(path, mode="r")
         if array.ndim != 1 or array.dtype.kind != "u":
             raise ValueError(f"it holds {array.dtype} in {array.ndim} dimensions, not unsigned integers in one")
         return array
-    head = HEADERS.get(np.fromfile(path, "<u4", 1).max(initial=0)) if path.suffix.lower() in TYPES else None
-    type_, start = np.dtype(head or TYPES.get(path.suffix.lower(), "u1")), 1024 if head else 0
+    head = HEADERS.get(np.fromfile(path, "<u4", 1).max(initial=0)) if suffix in TYPES else None
+    type_, start = np.dtype(head or TYPES.get(suffix, "u1")), 1024 if head else 0
     if (size := path.stat().st_size - start) % type_.itemsize:
         raise ValueError(f"its {size} bytes can't be divided into {type_.itemsize * 8}-bit numbers")
     numbers_N = np.memmap(path, type_, mode="r", offset=start) if size > 0 else np.empty(0, type_)
